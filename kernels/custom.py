@@ -15,7 +15,7 @@ from tccompile.custom.files import added
 from tccompile.custom.operators import Operator, Shaped, bytes_of, line_of, place_of
 from tccompile.errors import OperatorError, TccompileError
 from tccompile.ir.expr import const
-from tccompile.ir.extent import Extent, round_up
+from tccompile.ir.extent import Extent, round_up, whole
 from tccompile.ir.ops import Custom, Op
 from tccompile.ir.ops.custom import starts
 from tccompile.ir.program import Program
@@ -200,7 +200,7 @@ class _Launched:
         grid = tuple(asked) if isinstance(asked, tuple | list) else (asked,)
         if not 1 <= len(grid) <= 3 or not all(hasattr(n, "__index__") and 1 <= n <= m for n, m in zip(grid, GRID, strict=False)):
             raise self.wrong(f"a grid of {asked!r}: 1 to 3 numbers, of which the first is below 2^31 and the others below 2^16")
-        x, y, z = (*map(int, grid), 1, 1)[:3]
+        x, y, z = (*map(whole, grid), 1, 1)[:3]
         return x, y, z
 
     def _argument(self, name: str) -> tuple[Value, ...]:

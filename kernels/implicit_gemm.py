@@ -11,10 +11,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import Extent, Shape, ceil_div, hint, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, hint, round_up
 from tccompile.ir.forms import Grouped, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -225,7 +225,7 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
 def _stored(op: Op, program: Program, axis: int) -> Extent:
     """Columns that the epilogue stores, y's padding included."""
     channels = program.op_shape(op)[axis]
-    return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
+    return channels if op.epilogue.shuffle > 1 else greatest(channels, program.tensors[op.y].padded[axis])
 
 
 def _loops(extents: Shape, strides: list[Shape], depth: int) -> tuple[Shape, list[Shape]] | None:
@@ -266,8 +266,12 @@ class OneWay(Kernel):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         for way in ways(op, program):
             if self.refusal(way, program, arch) is None:
-                groups = {"groups": way.groups} if isinstance(way, Conv) and way != op else {}
+                groups = {"groups": way.groups} if _is_joined(way, op) else {}
                 yield from ({**config, **groups} for config in self.configs_of(way, program, arch))
+
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        found = [way for way in ways(op, program) if config.get("groups") == (way.groups if _is_joined(way, op) else None)]
+        return any(self.refusal(way, program, arch) is None and self.takes_of(way, program, config, arch) for way in found)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
@@ -283,6 +287,11 @@ class OneWay(Kernel):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """As `configs`."""
 
+    def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
+        """As `takes`."""
+        own = {name: value for name, value in config.items() if name != "groups"}
+        return own in self.configs_of(way, program, arch)
+
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         """As `cost`."""
@@ -290,6 +299,11 @@ class OneWay(Kernel):
     @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         """As `work`."""
+
+
+def _is_joined(way: Op, op: Op) -> TypeGuard[Conv]:
+    """Whether it is the op in fewer groups."""
+    return isinstance(way, Conv) and way != op
 
 
 def _chosen(op: Op, program: Program, config: Config) -> Op:

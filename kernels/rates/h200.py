@@ -5,6 +5,7 @@ Sources say what was recorded with the number, and `UNKNOWN` that nothing was: m
 """
 
 from tccompile.kernels.rates.rate import (
+    Attention,
     AttentionMma,
     AttentionSm90,
     ConvDirect,
@@ -81,6 +82,15 @@ H200 = Rates(
         tile_us=Rate(0.5, "µs", CONV_PATCH, "2026-11-22"),
         step_us=Rate(0.03, "µs", CONV_PATCH, "2026-11-22"),
         weight_us=Rate(0.27, "µs", CONV_PATCH, "2026-11-22"),
+        most=Rate(3.3e6, "FLOP/µs", CONV_PATCH, "2026-11-21"),
+        mma_sync=Rate(0.9, "of the rate", CONV_PATCH, "2026-11-21"),
+        sharing=Rate(1600, "reads/µs", CONV_PATCH, "2026-11-21"),
+        copying=Rate(30, "instructions", CONV_PATCH, "2026-11-21"),
+        storing=Rate(70, "instructions", CONV_PATCH, "2026-11-21"),
+        exposed=Rate(0.3, "of the time", CONV_PATCH, "2026-11-21"),
+        few_warps=Rate(0.35, "exponent", CONV_PATCH, "2026-11-21"),
+        apart=Rate(0.1, "of the traffic", CONV_PATCH, "2026-11-22"),
+        exposed_moving=Rate(0.15, "of the time", CONV_PATCH, "2026-11-21"),
     ),
     depthwise=Depthwise(
         busy=Table({4: 0.8, 3: 0.68, 2: 0.62}, "of the cycles", DEPTHWISE, "2026-11-22"),
@@ -89,9 +99,21 @@ H200 = Rates(
         l1_bytes=Rate(115000, "bytes/µs", DEPTHWISE, "2026-11-22"),
         of_byte=Rate(1.5, "instructions", DEPTHWISE_BYTES, "2026-11-26"),
         to_byte=Rate(5, "instructions", DEPTHWISE_BYTES, "2026-11-26"),
+        wait_us=Rate(0.1, "µs", DEPTHWISE, "2026-11-22"),
+        instruction_us=Rate(0.0013, "µs", DEPTHWISE, "2026-11-22"),
+        exposed=Rate(0.3, "of the time", DEPTHWISE, "2026-11-22"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),
+        older=Rate(0.9, "of the rate", UNKNOWN, "2026-11-21"),
+        issuing=Rate(0.6, "slots", UNKNOWN, "2026-11-21"),
+        issue=Rate(0.85, "of the rate", UNKNOWN, "2026-11-21"),
+        busy=Rate(0.85, "of the time", UNKNOWN, "2026-11-22"),
+        step_us=Rate(0.13, "µs", UNKNOWN, "2026-11-22"),
+        start_us=Rate(0.6, "µs", UNKNOWN, "2026-11-22"),
+        latency_us=Rate(0.18, "µs", UNKNOWN, "2026-11-22"),
+        moving=Rate(1.35, "of the time", UNKNOWN, "2026-11-22"),
+        exposed=Rate(0.2, "of the time", UNKNOWN, "2026-11-22"),
     ),
     depthwise_sm90=DepthwiseSm90(
         product=Table({4: 10.7, 2: 8.4}, "cycles", "mma.sp of 8 warps of a multiprocessor of an H200", "2026-11-25"),
@@ -181,7 +203,11 @@ H200 = Rates(
         exposed_us=Rate(15, "µs", GEMM_SM90, "2026-11-25"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(9, "instructions", UNKNOWN, "2026-11-26"),
+        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
+    ),
+    attention=Attention(
+        step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
+        rate=Rate(0.05, "of the rate", UNKNOWN, "2026-11-25"),
     ),
     attention_mma=AttentionMma(
         rate=Rate(0.37, "of the rate", ATTENTION_MMA, "2026-11-22"),

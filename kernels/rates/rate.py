@@ -99,6 +99,24 @@ class ConvPatch:
     """A step of K of a tile, one waiting for the other."""
     weight_us: Rate
     """A turn of a block's threads through its weights."""
+    most: Rate
+    """What mma.sync reaches of a multiprocessor, at most."""
+    mma_sync: Rate
+    """The same of the Tensor Cores' rate."""
+    sharing: Rate
+    """Reads of shared memory."""
+    copying: Rate
+    """To copy 16 bytes of a patch."""
+    storing: Rate
+    """To store a vector of results."""
+    exposed: Rate
+    """What is not hidden of the shorter of multiplying and sharing."""
+    few_warps: Rate
+    """How a tile's time grows where warps are too few to hide latencies."""
+    apart: Rate
+    """What large blocks do not overlap, which load, multiply and store one after the other."""
+    exposed_moving: Rate
+    """What is not hidden of the shorter of computing and moving."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,12 @@ class Depthwise:
     """A byte of x, more than a half takes."""
     to_byte: Rate
     """A result in bytes, more than one in halves."""
+    wait_us: Rate
+    """A wait for memory."""
+    instruction_us: Rate
+    """An instruction of a thread, one after the other."""
+    exposed: Rate
+    """What is not hidden of what takes less than the longest."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +149,24 @@ class DepthwiseMma:
 
     mma_sync: Rate
     """What mma.sync reaches of the Tensor Cores' rate with wgmma."""
+    older: Rate
+    """The same before wgmma."""
+    issuing: Rate
+    """A product's, where instructions are issued."""
+    issue: Rate
+    """What is issued of what could be."""
+    busy: Rate
+    """Steps of which several overlap."""
+    step_us: Rate
+    """A step's, beside them."""
+    start_us: Rate
+    """A block's start and end."""
+    latency_us: Rate
+    """A step that waits for its row."""
+    moving: Rate
+    """All that moves: one row ahead does not keep memory busy."""
+    exposed: Rate
+    """What is not hidden of what takes less than the longest."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +333,16 @@ class GemmSm90:
     """Slots of instructions that erf of a result takes."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What `attention.py` asks of a GPU."""
+
+    step_us: Rate
+    """A block's way through 32 elements of a head of a tile of k and v: barriers, and loads that come late."""
+    rate: Rate
+    """What multiply-adds reach of the GPU's."""
 
 
 @dataclass(frozen=True)
@@ -596,6 +648,7 @@ class Rates:
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    attention: Attention
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90
     norm_split: NormSplit

@@ -17,7 +17,7 @@ import numpy as np
 from tccompile.arch import ARCHS, Arch
 from tccompile.custom.digest import digest_of, plain
 from tccompile.errors import OperatorError, TccompileError
-from tccompile.ir.extent import Extent, Shape
+from tccompile.ir.extent import Extent, Open, Shape, whole
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """Domains whose operators are the standard's."""
@@ -183,10 +183,15 @@ class Operator:
 
     def shapes(self, bound: Mapping[str, Any]) -> tuple[Shaped, ...]:
         """Its outputs, by its rule."""
+        tensors = [value for value in bound.values() if isinstance(value, Shaped)]
+        late = any(isinstance(n, Open) for t in tensors for n in t.shape)  # which are called alike in many ranges
         key = tuple((name, repr(value)) for name, value in bound.items())
-        if key not in self._outputs:
+        if late or key not in self._outputs:
             made = self.asked(self.out, bound)
-            self._outputs[key] = self._checked(made if isinstance(made, tuple | list) else (made,))
+            outputs = self._checked(made if isinstance(made, tuple | list) else (made,))
+            if late:
+                return outputs
+            self._outputs[key] = outputs
         return self._outputs[key]
 
     def _checked(self, outputs: Sequence[Any]) -> tuple[Shaped, ...]:
@@ -202,7 +207,7 @@ class Operator:
         if not self.elementwise and len(outputs) != len(self.outputs):
             names = ", ".join(self.outputs)
             raise _wrong(self.out, f"the rule gives {len(outputs)} outputs of {self.name}, and its kernel writes ({names})")
-        return tuple(replace(t, shape=tuple(map(int, t.shape))) for t in outputs)
+        return tuple(replace(t, shape=tuple(map(whole, t.shape))) for t in outputs)
 
     def asked(self, rule: Any, known: Mapping[str, Any]) -> Any:
         """What a rule says, called with those parameters that it has; anything else is what it is."""

@@ -22,12 +22,12 @@ SIGN = -(1 << 31)
 LARGEST, END = np.float32(65504), np.float32(65520)
 """float16's largest number, and the first that it rounds to infinity."""
 
-BLOCK = 1 << 17
-"""Elements that are looked at at once: few enough for a core's cache, and enough for threads not to wait for
-Python's lock."""
+BLOCK = 5 << 17
+"""Elements that are looked at at once: so many that threads seldom wait for the lock that each function of NumPy's takes."""
 
-ACROSS, STRETCHES = 1 << 20, 32
-"""Elements that are gathered at once where rows lie across memory, and from how many stretches of it."""
+ACROSS, STRETCHES, WORTH_TILES = 1 << 22, 16, 4 << 20
+"""Elements that are gathered at once where rows lie across memory, from how many stretches of it, and from how many bytes on
+that takes less time."""
 
 COST = 14
 """Bits of float16's numbers from 0 to 1."""
@@ -42,11 +42,10 @@ def rounded(x: np.ndarray, terms: int) -> np.ndarray:
     k = math.prod(x.shape[x.ndim - terms :])
     lines, out = x.reshape(-1, k), np.empty((x.size // k, k), np.float16)
     turns = (np.arange(k) * GOLDEN % 1).argsort(kind="stable")  # any first part of it is spread evenly: for equal elements
-    place, step = turns.argsort(), max(BLOCK // k, 1)
-    many = len(lines) if lines.flags.c_contiguous else max(step, ACROSS // k)
+    place, many = turns.argsort(), len(lines) if lines.flags.c_contiguous else max(ACROSS // k, 1)
     for first in range(0, len(lines), many):
         some, near = _together(lines[first : first + many]), out[first : first + many]
-        for i in range(0, len(some), step):
+        for i in range(0, len(some), step := rows_at_once(len(some), k)):
             _round_lines(some[i : i + step], turns, place, near[i : i + step])
     return out.reshape(x.shape)
 
@@ -56,8 +55,9 @@ def _together(lines: np.ndarray) -> np.ndarray:
     if lines.flags.c_contiguous:
         return lines
     out = np.empty(lines.shape, lines.dtype)
-    for j in range(0, lines.shape[1], STRETCHES):
-        out[:, j : j + STRETCHES] = lines[:, j : j + STRETCHES]
+    step = STRETCHES if out.nbytes >= WORTH_TILES else lines.shape[1]
+    for j in range(0, lines.shape[1], step):
+        out[:, j : j + step] = lines[:, j : j + step]
     return out
 
 
@@ -185,6 +185,12 @@ class _Lines:
         edges = np.searchsorted(row, np.arange(len(self.total) + 1))
         flips = after[:-1] - after[edges[row]] + brought / 2 < self.total[row]
         return at[flips], (after[edges[1:]] - after[edges[:-1]] >= self.total) | (bound == 1)
+
+
+def rows_at_once(rows: int, k: int) -> int:
+    """Into how many rows of that length those are cut, such that all parts are about alike and at most a block, or a row."""
+    parts = -(-rows * k // BLOCK)
+    return max(-(-rows // max(parts, 1)), 1) if k < BLOCK else 1
 
 
 class _Kept(local):

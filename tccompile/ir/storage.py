@@ -126,6 +126,6 @@ def _copy(into: np.ndarray, values: np.ndarray) -> None:
             into[i : i + WIDE, j : j + HIGH] = values[i : i + WIDE, j : j + HIGH]
 
 
-WIDE, HIGH, WORTH_TILES = 32, 512, 1 << 20
+WIDE, HIGH, WORTH_TILES = 16, 8192, 4 << 20
 """Elements of a tile, as they follow each other where they are written and where they are read, and from how many bytes on it
 takes less time."""

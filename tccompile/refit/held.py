@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.ir.halves import BLOCK, scratch
+from tccompile.ir.halves import rows_at_once, scratch
 from tccompile.ir.ops import Conv, Mlp, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -104,7 +104,8 @@ def _looked_at(values: np.ndarray, halves: bool) -> tuple[float, int, np.ndarray
     squares = np.zeros(channels)
     largest, tiny = 0.0, 0
     along = int(len(lies) == 1)
-    for i in range(0, lies.shape[along], step := max(BLOCK * lies.shape[along] // max(lies.size, 1), 1)):
+    rows = lies.shape[along]
+    for i in range(0, rows, step := rows_at_once(rows, max(lies.size // max(rows, 1), 1))):
         here = slice(i, i + step)
         part = lies[:, here] if along else lies[here]
         size, square, *_ = (room.reshape(part.shape) for room in scratch(part.size))

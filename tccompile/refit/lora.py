@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import UnsupportedError, UsageError
-from tccompile.ir.halves import BLOCK, scratch
+from tccompile.ir.halves import rows_at_once, scratch
 from tccompile.ir.program import Program
 from tccompile.ir.weights import Recipe, Source, Transform
 from tccompile.plan.format import Exported
@@ -133,10 +133,28 @@ def _config(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{where}: cannot be read: {error}") from None
-    for key in config:
-        if key.rpartition(".")[2] == "use_dora" and config[key]:
-            raise UnsupportedError(f"{where}: {key} is not supported; merge the adapters with peft")
+    for key, value in config.items():
+        if not _is_plain(key.rpartition(".")[2], value):
+            raise UnsupportedError(f"{where}: {key} is {value!r}, which is more than up · down: merge the adapters with peft")
     return config
+
+
+OTHERWISE = (
+    "use_dora", "use_bdlora", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "layer_replication",
+)  # fmt: skip
+"""What makes of peft's LoRA something else than a sum of weights, where it is set."""
+
+STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""How peft begins an adapter without changing the model's own weights, which others do: PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA."""
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    """Whether what a configuration says leaves an adapter a product that is added to weights."""
+    if key == "peft_type":
+        return bool(value == "LORA")
+    if key == "init_lora_weights":
+        return value in STARTS
+    return key not in OTHERWISE or not value
 
 
 def _of_component(config: Mapping[str, Any], module: str) -> Mapping[str, Any]:
@@ -307,8 +325,8 @@ def _check_fits(adapter: Adapter, place: Place, w: np.ndarray) -> None:
         raise UnsupportedError(f"the adapter {adapter.module!r} is for {place.weight!r}, which is of {w.dtype.name}")
     if place.folded:
         raise UnsupportedError(
-            f"the adapter {adapter.module!r} is for {place.weight!r}, into which the model's exporter has folded a "
-            "normalization: merge it before the model is exported"
+            f"the adapter {adapter.module!r} is for {place.weight!r}, which is not that module's alone: several modules share "
+            "it, or the model's exporter has folded a normalization into it: merge the adapter before the model is exported"
         )
     if place.transposed is None:
         raise UnsupportedError(
@@ -330,23 +348,26 @@ def _own(w: np.ndarray, transposed: bool) -> np.ndarray:
 
 
 def _sum(w: np.ndarray, adapter: Adapter, transposed: bool, scale: float) -> np.ndarray:
-    """W + scale · factor · up · down: some rows at a time, which stay in a core's cache, and of which BLAS makes no threads."""
+    """W + scale · factor · up · down."""
     left = adapter.up.reshape(len(adapter.up), -1) * np.float32(scale * adapter.factor)
     right = adapter.down.reshape(len(adapter.down), -1)
     out = np.empty(w.shape, w.dtype)
     into, old = (_own(out, transposed), _own(w, transposed))
     if transposed and w.ndim == 2:
         left, right, into, old = right.T, left.T, out, w
-    step = max(min(SMALL // right.size, BLOCK // right.shape[1]), LINES)
+    few = max(SMALL // right.size, 1)  # of which BLAS makes no threads: NumPy has it multiply so many rows after the other
+    step = rows_at_once(-(-len(left) // few), few * right.shape[1]) * few
     for i in range(0, len(left), step):
         lines = left[i : i + step]
         delta = scratch(len(lines) * right.shape[1])[0].reshape(len(lines), -1)
-        np.matmul(lines, right, out=delta)
+        whole = len(lines) // few * few
+        np.matmul(lines[:whole].reshape(-1, few, lines.shape[1]), right, out=delta[:whole].reshape(-1, few, right.shape[1]))
+        np.matmul(lines[whole:], right, out=delta[whole:])
         delta = delta.reshape(-1, *into.shape[1:])
         np.add(delta, old[i : i + step], out=delta, casting="same_kind")
         into[i : i + step] = delta
     return out
 
 
-SMALL, LINES = 1 << 18, 8
-"""Multiplications up to which OpenBLAS makes no threads, and rows that are worth a call."""
+SMALL = 1 << 18
+"""Multiplications up to which OpenBLAS makes no threads."""

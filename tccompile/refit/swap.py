@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.ir.weights import sources_of
 from tccompile.plan.format import Plan
-from tccompile.refit.constants import digests_of, refitted_constants, together
+from tccompile.refit.constants import THREADS, digests_of, refitted_constants, together
 from tccompile.refit.lora import added, assigned, places, read_adapters
 from tccompile.refit.names import read_map
 from tccompile.refit.safetensors import SafeTensors
@@ -113,7 +114,8 @@ class Adapters:
             for name, made_of in sources.items()
             if name in self.plan.weights and all(self.digests[s] == self.plan.origin.weights[s] for s in made_of)
         }
-        out: dict[str, Bytes] = {name: self.plan.weight(name) for name in own}
+        with ThreadPoolExecutor(THREADS) as threads:  # each is held to its checksum
+            out: dict[str, Bytes] = dict(zip(own, threads.map(self.plan.weight, own), strict=True))
         if others := sources.keys() - own:
             base = self._base_of({s for name in others for s in sources[name]})
             out |= {name: data for name, data in refitted_constants(self.plan, base).items() if name in others}

@@ -188,7 +188,6 @@ class Of(nn.Module):
         (Counts(), UnsupportedError, "writes into its buffer 'calls', and a plan keeps nothing"),
         (Of(lambda x: x.mul_(2) + 1), UnsupportedError, "writes into its input 'x'"),
         (Of(lambda x: x if x.sum() > 0 else -x), UnsupportedError, "torch.export does not take the module: .*data-dependent"),
-        (Of(torch.unique), UnsupportedError, "its shape depends on values"),
         (Of(lambda x: (x + 1, 3)), UnsupportedError, r"returns a number that is no tensor \(3\)"),
         (Of(torch.fft.fft), UnsupportedError, "is complex: take and return torch.view_as_real"),
         (Of(lambda x: x + torch.randn_like(x)), UnsupportedError, "draws values at random"),

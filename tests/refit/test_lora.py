@@ -82,7 +82,14 @@ def test_how_much_an_adapter_counts(tmp_path: Path, alpha: np.ndarray | None, co
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP, "q.alpha": np.float32(np.nan)}, None, UsageError, "is not finite"),
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, "{", UsageError, "adapter_config.json: cannot be read"),
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"lora_alpha": "8"}, UsageError, "no lora_alpha that is a number"),
-        ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"use_dora": True}, UnsupportedError, "use_dora is not supported"),
+        ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"use_dora": True}, UnsupportedError, "use_dora is True, which"),
+        (
+            {"q.lora_A.weight": DOWN, "q.lora_B.weight": UP},
+            {"unet.init_lora_weights": "pissa"},
+            UnsupportedError,
+            "'pissa', which",
+        ),
+        ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"peft_type": "XLORA"}, UnsupportedError, "peft_type is 'XLORA'"),
         ({"q.lora_A.weight": DOWN, "q.lora_B.weight": UP}, {"lora_alpha": 1, "alpha_pattern": {"(": 3}}, UsageError, "alpha_p"),
     ],
 )
@@ -179,7 +186,7 @@ def test_modules_that_the_exporter_tells() -> None:
     known, base = places([plan.entries[0].program], plan.origin.exported), weights(model)
     made = merged(base, known, [Adapter("base_model.model.layers.0.fc", DOWN, UP, 1.0)], 1.0)
     np.testing.assert_allclose(made["val_2"], base["val_2"] + (UP @ DOWN).T, rtol=1e-5, atol=1e-6)
-    with pytest.raises(UnsupportedError, match=r"'conv' is for 'conv.weight', into which the model's exporter has folded"):
+    with pytest.raises(UnsupportedError, match=r"'conv' is for 'conv.weight', which is not that module's alone"):
         merged(base, known, [Adapter("conv", DOWN[..., None, None], UP[..., None, None], 1.0)], 1.0)
 
 
