@@ -18,13 +18,15 @@ from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.emit import pack
 from tccompile.errors import PlanError, UsageError
+from tccompile.fuse import packed as packing
+from tccompile.fuse.packed import block_of
 from tccompile.ir import packed
 from tccompile.ir.forms import Packed
 from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
-from tccompile.ir.weights import Source, evaluate, extents
+from tccompile.ir.weights import Recipe, Source, evaluate, extents, transform
 from tccompile.load.model import in_memory, read
 from tccompile.options import Options
 from tccompile.pipeline import to_program, without_code
@@ -185,6 +187,18 @@ def test_what_is_recognized(proto: onnx.ModelProto, bits: int, block: int, zeros
     assert relative_error(found, evaluate(program.constants[name], weights).astype(np.float32)) < (
         3e-4 if proto.graph.input[0].type.tensor_type.elem_type == T.FLOAT16 else 1e-7
     )
+
+
+def test_blocks_of_many_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three scales, each of a block of its own, and of elements that are taken where it is not known yet."""
+    monkeypatch.setattr(packing, "MANY", 1 << 8)
+    factors: list[Recipe] = [Source(f"s{block}", (32, 512 // block, 1), "float32") for block in (32, 64, 128)]
+    wide = (transform("expand", f, shape=(32, 512 // b, b)) for f, b in zip(factors, (32, 64, 128), strict=True))
+    a, b, c = (transform("reshape", f, shape=(32, 512)) for f in wide)
+    assert block_of([transform("mul", transform("mul", a, b), c)], 512) == 32
+    taken = transform("take", Source("s", (64, 1), "float32"), Source("which", (64,), "int64"), axis=0)
+    assert block_of([transform("expand", taken, shape=(64, 256))], 256) == 256
+    assert block_of([transform("take", Source("s", (4, 256), "float32"), Source("which", (64,), "int64"), axis=0)], 256) is None
 
 
 @pytest.mark.parametrize(
