@@ -52,10 +52,12 @@ class AttentionKernel(TextKernel):
         shape, n = program.op_shape(op), program.tensors[op.k].shape[2]
         depth = program.tensors[op.q].shape[3] * ceil_div(shape[3], COLUMNS) + shape[3]
         flops = 2.0 * prod(shape[:3]) * n * depth
-        # A block's way through a tile of k and v, 1.5 µs for each 32 elements of a head: barriers, and loads that come late.
+        own = measured(arch).attention
         steps = ceil_div(n, ROWS) * (ceil_div(program.tensors[op.q].shape[3], ROWS) + ceil_div(min(shape[3], COLUMNS), ROWS))
         return (
-            measured(arch).launch_us + traffic_us(op, program, arch) + max(1.5 * steps, flops / (arch.fp32_tflops * 1e6 * 0.05))
+            measured(arch).launch_us
+            + traffic_us(op, program, arch)
+            + max(own.step_us * steps, flops / (arch.fp32_tflops * 1e6 * own.rate))
         )
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

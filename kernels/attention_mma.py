@@ -66,6 +66,10 @@ LEAST = -3e38
 """Finite masks times log2(e) stay finite: a row whose mask is the lowest float32 throughout is an even mean, as in float32."""
 
 
+KINDS = {DType.F16: "f16", DType.BF16: "bf16", DType.E4M3: "e4m3"}
+"""Types of q, k and v that Tensor Cores are fed with, and what instructions call them."""
+
+
 def unfit(op: Attention, program: Program) -> str | None:
     """None if copies of 8 elements of rows can feed Tensor Cores, else the rule that does not hold."""
     if not 0 < op.scale < 1e4:
@@ -74,8 +78,8 @@ def unfit(op: Attention, program: Program) -> str | None:
         t = program.tensors[name]
         if 0 in t.shape:
             return f"an extent of {name} is 0"
-        if t.dtype not in (DType.F16, DType.E4M3):
-            return f"{name} is {t.dtype.value}; Tensor Cores are fed with float16 or E4M3"
+        if t.dtype not in KINDS:
+            return f"{name} is {t.dtype.value}; Tensor Cores are fed with float16, bfloat16 or E4M3"
         if t.shape[3] > MOST:
             return f"heads of {t.shape[3]} elements; at most {MOST} fit registers"
         if t.strides[3] != 1 and t.padded[3] > 1:
@@ -85,6 +89,9 @@ def unfit(op: Attention, program: Program) -> str | None:
         steps = [t.offset, *(s for n, s in zip(t.shape[:3], t.strides[:3], strict=True) if n > 1)]
         if any(s % CHUNK for s in steps):
             return f"rows of {name} do not begin at multiples of {CHUNK * t.dtype.size} bytes"
+    types = {program.tensors[name].dtype for name in (op.q, op.k, op.v)}
+    if len(types) > 1 and DType.BF16 in types:
+        return "q, k and v are bfloat16 and another type"
     return None
 
 
@@ -110,7 +117,7 @@ def _slab(chunks: int) -> int:
 
 
 class AttentionMma(Kernel):
-    """Attention of heads of up to 256 elements in half precision, or in E4M3, which become halves."""
+    """Attention of heads of up to 256 elements in fp16 or bf16, or in E4M3, which become halves of fp16."""
 
     name = "attention_mma"
     realises = Attention
@@ -118,10 +125,10 @@ class AttentionMma(Kernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Attention)
-        if warp_atom(arch) is None:
-            return f"{arch.name} has no mma.m16n8 instructions"
         if reason := unfit(op, program):
             return reason
+        if self._atom(op, program, arch) is None:
+            return f"{arch.name} has no mma.m16n8 instructions of {program.tensors[op.q].dtype.value}"
         if not any(True for _ in self.configs(op, program, arch)):
             return f"its tiles do not fit {arch.smem_block // KIB} KiB of shared memory"
         return refusal(op, program, epilogue.frame_of(op, program))
@@ -183,7 +190,7 @@ class AttentionMma(Kernel):
         chunks, tiles, bn = self._chunks(op, program), ceil_div(rows, BM), int(config["bn"])
         parts, each = split_steps(ceil_div(columns, bn), int(config["splits"]))
         stored = epilogue.describe(op, program, epilogue.frame_of(op, program))
-        atom = warp_atom(arch)
+        atom = self._atom(op, program, arch)
         assert atom is not None
         compiled = code(
             self.name,
@@ -207,6 +214,10 @@ class AttentionMma(Kernel):
         how = {name: params[name] for name in ("bn", "few", "split", "mask", "causal")}
         how["sizes"] = tuple(params["sizes"])
         return build(Form(atom, arch.has(Feature.ASYNC_COPIES), chunks, **how), params["epilogue"])
+
+    def _atom(self, op: Attention, program: Program, arch: Arch) -> Atom | None:
+        kind = "bf16" if program.tensors[op.q].dtype is DType.BF16 else "f16"
+        return warp_atom(arch, kind, kind)
 
     def _chunks(self, op: Op, program: Program) -> tuple[int, int]:
         assert isinstance(op, Attention)
@@ -655,7 +666,7 @@ def build(form: Form, epilogue_params: Any) -> Function:
     scores_of = fragments.multiply_rows(atom, d_blocks, n_blocks, k_pitch)
     add_values = fragments.multiply_columns(atom, n_blocks, e_blocks, v_pitch)
     zeros, spill = mma.zeros(8 * e_blocks), fragments.spill_block(atom, 1, e_blocks, slab_pitch)
-    cut, scaled, halves = softmax.cut(groups), softmax.scaled(2 * e_blocks), softmax.halves(groups, atom.k == 16)
+    cut, scaled, halves = softmax.cut(groups), softmax.scaled(2 * e_blocks), softmax.halves(groups, atom.a, atom.k == 16)
     weigh, row_sum = weigher(groups), softmax.row_sum()
     add_mask = masked(groups, form.mask) if has_mask else None
     wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)

@@ -14,18 +14,18 @@ result. Results of many rows are added up in float32, in shared memory. Warpgrou
 
 Of a mask each thread reads what its accumulators need, two columns at a time, before it asks for the scores. With what is added
 they are logarithms to base e until weights are computed, so that the lowest float32 stays finite.
+
+`attention_sm90_tile` has sizes, `attention_sm90_softmax` what becomes of scores; here are copies, products and their order.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, least, round_up
+from tccompile.arch import Arch
+from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -33,13 +33,12 @@ from tccompile.ir.types import DType
 from tccompile.kernels import attention_turn, epilogue
 from tccompile.kernels.attention import op_extents
 from tccompile.kernels.attention_mma import LOG2_E, unfit
-from tccompile.kernels.attention_turn import LINE, columns, turned_bytes, turning
+from tccompile.kernels.attention_sm90_tile import STAGES, Tile, resident, tiles_of
+from tccompile.kernels.attention_turn import LINE, turned_bytes, turning
 from tccompile.kernels.codegen import definition, execute, tuple_of
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.parts.layout import Region, SharedLayout, ring_barriers
 from tccompile.kernels.parts.maps import unmapped
 from tccompile.kernels.parts.operands import ROW, STEP, UNIT, Operand
-from tccompile.kernels.parts.part import Part
 from tccompile.kernels.ptx.atoms import of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import AttentionSm90 as Rated
@@ -61,185 +60,10 @@ from tccompile.kernels.spec import (
     traffic_us,
 )
 
-STAGES = 2
-"""Tiles of k, and of v, that are in shared memory at once."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a block does: warpgroups (64 rows each), rows of k and v at a time, elements of q's and v's heads in 16s and 8s.
-
-    words  of a mask, in registers of a thread for each 8 of its columns
-    size   bytes of an element of q, k and v: 1 for E4M3, whose v is turned (see attention_turn.py), or 2
-    long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
-    """
-
-    warpgroups: int
-    bn: int
-    d: int
-    e: int
-    words: int = 0
-    size: int = 2
-    long: bool = False
-
-    @property
-    def kind(self) -> str:
-        """PTX's type of the elements."""
-        return "e4m3" if self.size == 1 else "f16"
-
-    @property
-    def columns(self) -> int:
-        """Elements of a row that a box of the copy engine has."""
-        return ROW // self.size
-
-    @property
-    def bm(self) -> int:
-        return 64 * self.warpgroups
-
-    @property
-    def exchange(self) -> bool:
-        """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it."""
-        return self.warpgroups > 1
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.warpgroups + (128 if self.exchange else 32)
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
-        launched = 65536 // self.threads // 8 * 8
-        return 32, (launched * self.threads // 128 - 32) // self.warpgroups // 8 * 8
-
-    @property
-    def wide(self) -> int:
-        """Columns of the product with v: with a sum of weights, if it makes that, too."""
-        return columns(self.e) if self.size == 1 else self.e
-
-    @property
-    def packed(self) -> int:
-        """Float32, or words of E4M3, that a thread has of the weights when the product before is waited for."""
-        return self.bn // 8 if self.size == 1 else self.bn // 2
-
-    @property
-    def held(self) -> int:
-        """Registers of a thread for scores, weights (in E4M3 beside those of the tile before), results and the mask."""
-        return self.bn // 2 + self.bn // 4 + self.wide // 2 + self.bn // 8 * self.words
-
-    @property
-    def boxes(self) -> tuple[int, int]:
-        """Boxes side by side in a row of q and k, and in one of v."""
-        return ceil_div(self.d, self.columns), ceil_div(self.e, self.columns)
-
-    @property
-    def q_bytes(self) -> int:
-        return self.boxes[0] * self.bm * ROW
-
-    @property
-    def k_bytes(self) -> int:
-        return self.boxes[0] * self.bn * ROW
-
-    @property
-    def v_bytes(self) -> int:
-        return self.boxes[1] * self.bn * ROW if self.size > 1 else self.wide * self.bn
-
-    @property
-    def staged(self) -> int:
-        """Columns of the result that a warp stages at once on their way to the epilogue."""
-        return next(n for n in (32, 16, 8) if self.e % n == 0)
-
-    @property
-    def pitch(self) -> int:
-        """Bytes between staged rows: 8 columns more than there are, so that a warp's writes meet no bank twice."""
-        return 4 * (self.staged + 8)
-
-    @property
-    def totals_bytes(self) -> int:
-        """Of a warpgroup's results that are added up in shared memory, in whose place they are staged then."""
-        return 256 * self.wide if self.long else 0
-
-    @property
-    def slab_bytes(self) -> int:
-        """From where a warpgroup's results are staged to where the next one's are."""
-        return self.totals_bytes if self.long else 64 * self.pitch
-
-    @cached_property
-    def layout(self) -> SharedLayout:
-        """Shared memory: q, the rings of k and v, results on their way, barriers."""
-        return SharedLayout(
-            Region("q", self.q_bytes, KIB),
-            Region("k", STAGES * self.k_bytes, KIB),
-            Region("v", STAGES * self.v_bytes, KIB),
-            Region("totals", self.warpgroups * self.totals_bytes),
-            Region("results", self.bm * self.pitch, over="totals" if self.long else None),
-            *ring_barriers("q", 1),
-            *ring_barriers("k", STAGES),
-            *ring_barriers("v", STAGES),
-        )
-
-    @property
-    def smem(self) -> int:
-        """Bytes to ask for in a launch."""
-        return self.layout.smem
-
-
-SHAPES = {
-    2: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
-    1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (3, 64), (3, 96), (3, 128)),
-}
-"""Warpgroups of a block, and rows of k and v that they take at a time, by bytes of an element."""
-
-SLACK = {1: 20, 2: 56}
-"""Registers that a thread needs beside what it holds of tiles, by bytes of an element."""
-
-FAR = -1e4
-"""A row whose highest score is less, with a mask, sees nothing that counts: then scores are taken off it before they are scaled.
-
-The product of such a score and log2(e) is rounded to more than an exponent may be off, or beyond float32.
-"""
-
-LIFT = 5
-"""Weights in E4M3 are 2^LIFT times as large: that of a row's highest score up to then is 32. The largest number is 448, and the
-smallest that has all digits 2^-6."""
-
-ROUGH = 1440
-"""Rows of k whose weights times v are added up by Tensor Cores in E4M3, before they are added to others in float32. Each product
-loses what lies beyond 14 digits of the sum: of sums of weights, 1 % for so many rows of normal scores, and 6 % for 4096."""
-
 SMALL = 64
 """Up to so many elements of a head, weights in halves are packed, and results scaled, while exponentials are computed."""
 
-ARITHMETIC = 2
-"""Of 16 exponentials of weights in E4M3, so many are computed by multiplications: others wait for the unit that has them."""
-
 MASKS = (DType.F32, DType.F16, DType.BOOL)
-
-
-def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
-    """The tiles that fit registers and shared memory."""
-    q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
-    size = q.dtype.size
-    for warpgroups, bn in SHAPES[size]:
-        t = Tile(
-            warpgroups,
-            bn,
-            round_up(q.shape[3], 32 // size),
-            round_up(v.shape[3], 8),
-            _words(op, program),
-            size,
-            size == 1 and k.shape[2] > ROUGH,
-        )
-        room = t.registers[1] if t.exchange else 240
-        if t.smem <= arch.smem_block and t.held + SLACK[size] <= room + (24 if warpgroups == 3 and size == 2 else 0):
-            yield t
-
-
-def _words(op: Attention, program: Program) -> int:
-    """Words of the mask that a thread holds for 8 columns: two elements of each of its rows, or of one that all rows share."""
-    if op.mask is None:
-        return 0
-    mask = program.tensors[op.mask]
-    return (2 if mask.dtype is DType.F32 else 1) * (2 if mask.shape[2] > 1 else 1)
 
 
 def _mask_unfit(op: Attention, program: Program) -> str | None:
@@ -272,17 +96,8 @@ def _map(t: Tensor, rows: int) -> TiledMap:
     return TiledMap(t.name, 0, (e, m, h, b), steps, (ROW // size, rows, 1, 1), (1, 1, 1, 1))
 
 
-def resident(t: Tile, arch: Arch) -> int:
-    """Blocks that a multiprocessor holds at once, by shared memory and registers."""
-    if t.exchange:
-        return 1
-    # Each quarter of a multiprocessor has registers of its own, 512 for a lane: five warps of 192 are one block, not two.
-    warps = 4 * (512 // round_up(t.held + 28, 8))
-    return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
-
-
 class AttentionSm90(Kernel):
-    """Attention of heads of up to 256 elements in half precision or E4M3, by TMA and wgmma."""
+    """Attention of heads of up to 256 elements in fp16, bf16 or E4M3, by TMA and wgmma."""
 
     name = "attention_sm90"
     realises = Attention
@@ -381,7 +196,7 @@ class AttentionSm90(Kernel):
             bn=t.bn,
             d=t.d,
             e=t.e,
-            size=t.size,
+            kind=t.kind,
             long=t.long,
             mask=kind,
             own_rows=own_rows,
@@ -395,7 +210,7 @@ class AttentionSm90(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         if "turns" in params:
             return attention_turn.function()
-        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["size"], params["long"])
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"])
         return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
@@ -407,6 +222,7 @@ INTEGERS = ("items", "tiles_m", "heads", "share", "rows", "columns", "ahead")
 
 def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value) -> Function:
     """The kernel for a tile: the code that `work` gives its arguments to."""
+    from tccompile.kernels.attention_sm90_softmax import softmax
     from tccompile.kernels.parts.ring import Ring
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32, u64
@@ -418,8 +234,8 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
     )
     place = _placing(t, causal)
     staging, store_rows, extra = _storing(t, params)
-    softmax = _softmax(t, mask_kind, own_rows, causal)
-    produce, consume = _produce(t, rings, place), _consume(t, rings, place, softmax, (staging, store_rows))
+    weights = softmax(t, mask_kind, own_rows, causal)
+    produce, consume = _produce(t, rings, place), _consume(t, rings, place, weights, (staging, store_rows))
     consumers, exchange, turned = 128 * t.warpgroups, t.exchange, t.size == 1
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
 
@@ -557,220 +373,6 @@ def _from_turned(t: Tile) -> tuple[Any, Any]:
     return values_of, copy
 
 
-def _softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
-    """What becomes of scores, as device functions.
-
-    sees(…)                               see `_seeing`
-    read(mask_rows, n, column, columns)   the mask's words for the tile whose first column is n; () without a mask
-    weigh(s, words, scales, n, sight, x0, x1)   weights of scores, for `packed`; the highest score of each row, with those of the
-                                          tiles before, which weights are relative to; by what weights of these shrink; the sums
-                                          of the new ones in this thread; and an int32 that depends on all of them.
-                                          sight: (the thread's first column, and what `sees` gave)
-    packed(weights)                       the words of the product's left operand
-    scaled(acc, a0, a1)                   each row's results times a
-    sums(acc, sum0, sum1)                 of all weights of each row, from those in this thread or beside its results
-    """
-    from tccompile.kernels.ptx import softmax
-    from tccompile.kernels.ptx.core import f32, i32, inline, u64
-
-    part: Any = Part()
-    bn, groups = t.bn, t.bn // 8
-    has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
-    kind = DType(mask_kind) if has_mask else DType.F32
-    size, row_maximum = kind.size, softmax.row_maximum()
-    highest, cut, below, masked = (
-        softmax.highest(groups), softmax.cut(groups), softmax.below(groups), softmax.masked(groups, kind, own_rows)
-    )  # fmt: skip
-    read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
-
-    @inline
-    def read_words(mask_rows, n, column, columns):
-        at0, at1, left = u64(mask_rows[0] + u64(n * size)), u64(mask_rows[1] + u64(n * size)), i32(columns - n)
-        if left >= bn:
-            return read_all(at0, at1, left)
-        return read_some(at0, at1, i32(left - column))
-
-    @inline
-    def read_nothing(mask_rows, n, column, columns):
-        return ()
-
-    @inline
-    def near(s, x0, x1, b0, b1):
-        """Scores and what is taken off them once they are scaled, or already off them where rows see nothing that counts."""
-        if x0 < f32(FAR) or x1 < f32(FAR):
-            return below(s, taken_off(x0, f32(1)), taken_off(x1, f32(1))), f32(0), f32(0)
-        return s, b0, b1
-
-    @inline
-    def seen(s, words, factor, n, sight):
-        """Scores with the mask, cut to what rows see."""
-        column, end0, end1, safe = sight
-        if has_mask:
-            s = masked(s, words, factor)
-        if n + bn > safe:
-            s = cut(s, i32(n + column), end0, end1)
-        return s
-
-    @inline
-    def top(s, x0, x1):
-        """The highest of each row, with those of the tiles before."""
-        x0, x1 = highest(s, x0, x1)
-        return row_maximum(x0), row_maximum(x1)
-
-    @inline
-    def relative(s, x0, x1, by):
-        """Scores, and what is taken off them once they are scaled."""
-        b0, b1 = taken_off(x0, by), taken_off(x1, by)
-        if additive:
-            s, b0, b1 = near(s, x0, x1, b0, b1)
-        return s, b0, b1
-
-    taken_off = _taken_off()
-    part.read, part.sees, part.additive = read_words if has_mask else read_nothing, _seeing(t, size, has_mask, causal), additive
-    weights = _in_bytes if t.size == 1 else _in_halves
-    part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
-    part.shrink = _shrink()
-    return part
-
-
-def _taken_off() -> Any:
-    """The device function (x, by) → what is taken off the scaled scores of a row whose highest is x."""
-    from tccompile.kernels.ptx.core import f32, inline
-
-    @inline
-    def taken_off(x, by):
-        return f32(0) if x == f32(-math.inf) else f32(x * by)
-
-    return taken_off
-
-
-def _shrink() -> Any:
-    """The device function (was, x, by) → what is left of weights that are relative to a row's score `was` when that becomes x."""
-    from tccompile.kernels.ptx.core import f32, inline
-    from tccompile.kernels.ptx.softmax import exp2
-
-    taken_off = _taken_off()
-
-    @inline
-    def shrink(was, x, by):
-        return exp2(f32(f32(was - taken_off(x, f32(1))) * by))
-
-    return shrink
-
-
-def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
-    """weigh, packed, scaled and sums of weights in halves."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx import softmax
-    from tccompile.kernels.ptx.core import f32, inline
-
-    exponentials, row_sum, exp2, shrink = softmax.exponentials(t.bn // 8), softmax.row_sum(), softmax.exp2, _shrink()
-
-    @inline
-    def decay(was, x, b, by):
-        return shrink(was, x, by) if additive else exp2(f32(was * by - b))
-
-    @inline
-    def weigh(s, words, scales, n, sight, x0, x1):
-        factor, by = scales
-        was0, was1 = x0, x1
-        s = seen(s, words, factor, n, sight)
-        x0, x1 = top(s, x0, x1)
-        s, b0, b1 = relative(s, x0, x1, by)
-        s, add0, add1 = exponentials(s, by, b0, b1)
-        a0, a1 = decay(was0, x0, b0, by), decay(was1, x1, b1, by)
-        return s, x0, x1, a0, a1, add0, add1, hw.bits_of(f32(add0 + add1))
-
-    @inline
-    def sums(acc, sum0, sum1):
-        return row_sum(sum0), row_sum(sum1)
-
-    return weigh, softmax.halves(t.bn // 8), softmax.scaled(t.e // 8), sums
-
-
-def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
-    """The same of weights in E4M3, 2^`LIFT` times as large. What they are relative to stays until one is 256 or more, which is
-    seen in the bytes: then the row's highest score is looked for, and weights are computed again."""
-    from tccompile.kernels.ptx import softmax
-    from tccompile.kernels.ptx.core import f32, i32, inline
-
-    exponentials, packed, scaled = (
-        softmax.exponentials(t.bn // 8, ARITHMETIC),
-        softmax.bytes_of(t.bn // 8),
-        softmax.scaled(t.wide // 8),
-    )
-    reached, any_of_warp, row_sum, row_first = (
-        softmax.largest_reached(t.bn // 8), softmax.any_of_warp, softmax.row_sum(), softmax.row_first
-    )  # fmt: skip
-    shrink, counted, at0, at1 = _shrink(), t.wide > t.e, t.e // 2, t.e // 2 + 2
-
-    @inline
-    def given(s, x0, x1, by):
-        s, b0, b1 = relative(s, x0, x1, by)
-        s, add0, add1 = exponentials(s, by, f32(b0 - f32(LIFT)), f32(b1 - f32(LIFT)))
-        return packed(s), add0, add1
-
-    @inline
-    def weigh(s, words, scales, n, sight, x0, x1):
-        factor, by = scales
-        s = seen(s, words, factor, n, sight)
-        weights, add0, add1 = given(s, x0, x1, by)
-        a0, a1, beyond = f32(1), f32(1), reached(weights)
-        if any_of_warp(i32(1 if beyond != 0 or x0 == f32(-math.inf) or x1 == f32(-math.inf) else 0)) != 0:
-            was0, was1 = x0, x1
-            x0, x1 = top(s, x0, x1)
-            weights, add0, add1 = given(s, x0, x1, by)
-            a0, a1 = shrink(was0, x0, by), shrink(was1, x1, by)
-        return weights, x0, x1, a0, a1, add0, add1, beyond
-
-    @inline
-    def as_they_are(weights):
-        return weights
-
-    @inline
-    def scaled_if_changed(acc, a0, a1):
-        if any_of_warp(i32(1 if a0 != f32(1) or a1 != f32(1) else 0)) != 0:
-            acc = scaled(acc, a0, a1)
-        return acc
-
-    @inline
-    def sums(acc, sum0, sum1):
-        if counted:
-            return row_first(acc[at0]), row_first(acc[at1])
-        return row_sum(sum0), row_sum(sum1)
-
-    return weigh, as_they_are, scaled_if_changed, sums
-
-
-def _seeing(t: Tile, size: int, has_mask: bool, causal: bool) -> Any:
-    """The device function sees(lanes, m0, item's (batch, head), integers, mask) → up to which columns a thread's two rows see, up
-    to which all rows of its warpgroup do, and the addresses of the mask's rows.
-
-    lanes  (warp, lane, the warp's group, the thread's first column of 8)
-    """
-    from tccompile.kernels.ptx.core import i32, inline, types, u64
-
-    i64 = types.int64
-
-    @inline
-    def sees(lanes, m0, at, integers, mask):
-        warp, lane, group, column = lanes
-        rows, columns, ahead = integers[4], integers[5], integers[6]
-        m = i32(m0 + warp * 16 + (lane >> 2))
-        end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
-        end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
-        safe = i32(min(columns, i32(m0 + group * 64 + 1 + ahead))) if causal else columns
-        if has_mask:
-            mask_at, mask_b, mask_h, mask_r = mask
-            line = i64(at[0]) * mask_b + i64(at[1]) * mask_h + column
-            mask0 = u64(mask_at + u64((line + i64(min(m, i32(rows - 1))) * mask_r) * size))
-            mask1 = u64(mask_at + u64((line + i64(min(i32(m + 8), i32(rows - 1))) * mask_r) * size))
-            return end0, end1, safe, mask0, mask1
-        return end0, end1, safe, u64(0), u64(0)
-
-    return sees
-
-
 def _values_layout(t: Tile) -> tuple[int, int, int]:
     """How a tile of v lies, as `hopper.descriptor` takes it."""
     if t.size == 1:
@@ -810,7 +412,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
     q_at, k_at, v_at, group_bytes = q.first, k.first, v.first, q_rows.group_bytes
     first_scores, empty_scores = hw.multiply(bn, steps, (True, True), (t.kind, t.kind)), hw.accumulators(bn)
     attend, weigh = hw.attend(bn, t.wide, steps, in_turn, t.kind), hw.weigh(bn, t.wide, t.kind)
-    total_at, kept_bytes, turns, long = t.layout["totals"], t.totals_bytes, ROUGH // bn, t.long
+    total_at, kept_bytes, turns, long = t.layout["totals"], t.totals_bytes, t.turns, t.long
     joined, keep_sums = _joined(t, softmax.shrink), hw.keep_sums(t.wide // 2)
     settle, results = hw.settle(t.wide, t.packed, t.kind, t.size == 1 or t.e > SMALL), leading(t.wide // 2, t.e // 2)
     k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.wide // 2)

@@ -193,15 +193,15 @@ class ConvPatch(TextKernel):
         tiles = n * ceil_div(p, patch.warps) * ceil_div(q, 16 * patch.mi) * parts
         resident = patch.resident(arch)
         # Microseconds of a multiprocessor for a tile: of Tensor Cores, of shared memory, and of instructions beside them
-        rate = min(3.3e6, 0.9 * arch.tensor_tflops * 1e6 / arch.sms)
+        rate = min(own.most, own.mma_sync * arch.tensor_tflops * 1e6 / arch.sms)
         steps = patch.warps * patch.steps
         multiplying = steps * patch.mi * patch.outputs / 8 * 4096 / rate
-        sharing = steps * (4 * patch.mi + patch.outputs / 4) / 1600
+        sharing = steps * (4 * patch.mi + patch.outputs / 4) / own.sharing
         copies = patch.height * patch.width * max(1, patch.quads // 2)
         stores = 16 * patch.warps * patch.mi * patch.outputs / patch.lanes
-        issuing = (30 * copies + 70 * stores) / (128 * 1600)
-        tile = max(multiplying, sharing) + 0.3 * min(multiplying, sharing) + issuing
-        tile *= max(1.0, 16 / (resident * patch.warps)) ** 0.35  # too few warps to hide latencies
+        issuing = (own.copying * copies + own.storing * stores) / (128 * own.sharing)
+        tile = max(multiplying, sharing) + own.exposed * min(multiplying, sharing) + issuing
+        tile *= max(1.0, 16 / (resident * patch.warps)) ** own.few_warps  # too few warps to hide latencies
         together = min(resident, max(1.0, tiles / arch.sms))
         waves = tiles / (arch.sms * resident)
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
@@ -210,8 +210,8 @@ class ConvPatch(TextKernel):
         computing = start + turns * max(tile * together, least)
         moving = traffic_us(op, program, arch)
         # What large blocks load, multiply and store one after the other overlaps less with what others do.
-        apart = 0.1 * moving if patch.warps > 4 else 0.0
-        return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + apart
+        apart = own.apart * moving if patch.warps > 4 else 0.0
+        return measured(arch).launch_us + max(computing, moving) + own.exposed_moving * min(computing, moving) + apart
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -79,10 +79,10 @@ class Depthwise(TextKernel):
         # Threads beyond those that a multiprocessor holds come in turns; each waits for memory once, or for each row of a loop.
         turns = threads / (arch.sms * THREADS * blocks)
         waits = r if r > MOST_UNROLLED or not unrolled(op, program)[0][0] else 1
-        latency = max(1.0, turns) * (0.1 * waits + 0.0013 * instructions)
+        latency = max(1.0, turns) * (own.wait_us * waits + own.instruction_us * instructions)
         parts = (traffic_us(op, program, arch), issue, loading, latency)
         start = own.early_start_us if arch.has(Feature.EARLY_START) else measured(arch).launch_us
-        return start + own.from_l2 * (max(parts) + 0.3 * (sum(parts) - max(parts)))  # they do not overlap wholly
+        return start + own.from_l2 * (max(parts) + own.exposed * (sum(parts) - max(parts)))  # they do not overlap wholly
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

@@ -62,6 +62,7 @@ class DepthwiseMma(Depthwise):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
+        own = measured(arch).depthwise_mma
         rows, columns, lanes = (config[name] for name in ("rows", "columns", "lanes"))
         n, c, p, q = image(program.op_shape(op))
         taps, stride = unrolled(op, program)
@@ -71,15 +72,16 @@ class DepthwiseMma(Depthwise):
         products = columns // 2 * taps[0] * taps[1] * lanes // 2
         reads = stride * ((columns - 1) * stride + taps[1])
         others = 40 + 5 * reads + lanes * stride * ((columns - 2) * stride + taps[1]) + 24 * columns
-        rate = arch.tensor_tflops * 1e6 / arch.sms * (measured(arch).depthwise_mma.mma_sync if of_warpgroups(arch) else 0.9)
-        each = 2048 * products / rate + (0.6 * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * 0.85)
-        busy = 0.85 * warps / arch.sms * steps * each + 0.13 * steps
-        latency = 0.6 + steps * (0.18 + 2 * each)
+        rate = arch.tensor_tflops * 1e6 / arch.sms * (own.mma_sync if of_warpgroups(arch) else own.older)
+        each = 2048 * products / rate + (own.issuing * products + others) / (arch.fp32_tflops * 1e6 / arch.sms / 64 * own.issue)
+        busy = own.busy * warps / arch.sms * steps * each + own.step_us * steps
+        latency = own.start_us + steps * (own.latency_us + 2 * each)
         again = ((rows - 1) * stride + taps[0]) / (rows * stride) - 1  # of x, what two bands read
-        # One row ahead does not keep memory busy.
-        moved = 1.35 * traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
+        moved = own.moving * traffic_us(op, program, arch) + max(0.0, again) * memory_us([program.tensors[op.x]], arch)
         longest = max(moved, busy, latency)
-        return measured(arch).launch_us + measured(arch).depthwise.from_l2 * (longest + 0.2 * (moved + busy + latency - longest))
+        return measured(arch).launch_us + measured(arch).depthwise.from_l2 * (
+            longest + own.exposed * (moved + busy + latency - longest)
+        )
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
         columns, lanes = params["columns"], params["lanes"]

@@ -195,11 +195,11 @@ def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, dtype: DType) -> 
     flops, step = (own.float_tiles if dtype is DType.F32 else own.tiles)[tile.mi * tile.nj]
     peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if dtype is DType.F32 else 1)
     return Rates(
-        flops_us=min(flops, 0.9 * peak) * faster,
-        step_us=step + (0.0 if linear else 0.35) + (0.0 if arch.has(Feature.ASYNC_COPIES) else 0.3),
+        flops_us=min(flops, own.most * peak) * faster,
+        step_us=step + (0.0 if linear else own.gather_us) + (0.0 if arch.has(Feature.ASYNC_COPIES) else own.waiting_us),
         least_us=own.memory_us / (stages_of(tile, arch) - 1),
-        start_us=0.7,
-        store_us=(1.9 + 3.2 * loads) * tile.bm * tile.bn / (128 * 128),
+        start_us=own.start_us,
+        store_us=(own.store_us + own.load_us * loads) * tile.bm * tile.bn / (128 * 128),
     )
 
 

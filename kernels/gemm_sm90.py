@@ -277,9 +277,7 @@ class Hopper(OneWay):
             for bn in columns
             for split in (1, 2, 4, 8)
             if (bm == 64 or bm < 2 * problem.rows) and (bn == columns[0] or bn < 2 * problem.stored)
-            if split == 1 or (bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
-        boxed = boxed_results(way, program, problem, 2)
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
@@ -287,14 +285,30 @@ class Hopper(OneWay):
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
-            if (boxed and boxed.size == RESULT if split == 1 else bm * bn <= 128 * 128 and how.steps >= 2 * split)
         ]
+        candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
         sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
         for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+
+    def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
+        return self._takes(way, program)(config)
+
+    def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
+        """What the sizes must be for a config."""
+        problem, how = self._described(way, program)
+        boxed = boxed_results(way, program, problem, 2)
+        turned = boxed is not None and boxed.size == RESULT
+
+        def takes(config: Config) -> bool:
+            if config["split"] > 1:  # each block of a cluster has two steps at least
+                return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
+            return turned or not config.get("swapped")
+
+        return takes
 
     def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
         if reason := self.supports(op, program, arch):

@@ -64,7 +64,7 @@ def time_us(
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
     if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count
-        multiplying *= 1.25 if left * together == 64 else 1.1
+        multiplying *= own.rough_alone if left * together == 64 else own.rough
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
     busy = 1 + own.power * max(sharing / multiplying - 1, 0)

@@ -128,7 +128,7 @@ class Tile:
         if self.boxed and self.swapped:
             return 64
         if self.boxed:
-            return next(n for n in (64, 32, 16) if self.bn % n == 0)
+            return next(n for n in (ROW // self.result, 64, 32, 16) if self.bn % n == 0)  # rows of a box have 128 bytes at most
         return self.bn if self.split > 1 else 64 if self.bn in (64, 128) else min(self.bn, 32)
 
     def rows(self, loads: int) -> int:

@@ -163,12 +163,14 @@ class _Gemv(TextKernel):
         # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
         # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
-        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * 0.55
-        rate = min(arch.gbps * 1e3 * (0.95 if self.tensor_cores else 1.0), flying / own.latency_us)  # as measured on an H200
-        rate /= 1 + 0.015 * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
+        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * own.under_way
+        rate = min(
+            arch.gbps * 1e3 * (own.tensor_cores if self.tensor_cores else 1.0), flying / own.latency_us
+        )  # as measured on an H200
+        rate /= 1 + own.across * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
         again = (
-            blocks * s.few * each * width(s.small.dtype) * s.small.dtype.size / (arch.gbps * 6e3)
+            blocks * s.few * each * width(s.small.dtype) * s.small.dtype.size / (arch.gbps * own.again)
         )  # from L2, which also gives what streams
         # A streamed vector takes, beside its load, 8 conversions and 8 multiply-adds for each row of the small operand; of that
         # a vector is converted once for the warp's rows.
@@ -180,11 +182,11 @@ class _Gemv(TextKernel):
         finish = 0.0
         if splits > 1:
             part = rows * warp.few * 4
-            finish = measured(arch).reduce_us + splits * part / 150e3 + tiles * splits * part / (arch.gbps * 0.7e3)
+            finish = measured(arch).reduce_us + splits * part / own.part + tiles * splits * part / (arch.gbps * own.parts)
         # Few blocks find room while those of the launch before still run (measured with one row of up to 1400).
-        room = max(0.0, 0.9 - 2 * blocks / slots)
-        beside = 0.2 * (min(issue, moved / rate + again) + ragged)
-        return measured(arch).launch_us - room + 0.3 + 0.1 * min(turns / ahead, 10) + longest + beside + finish
+        room = max(0.0, own.room_us - 2 * blocks / slots)
+        beside = own.exposed * (min(issue, moved / rate + again) + ragged)
+        return measured(arch).launch_us - room + own.ramp_us + own.turn_us * min(turns / ahead, 10) + longest + beside + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

@@ -94,27 +94,30 @@ class _Packed(TextKernel):
         return round_up(few, 8) if self.tensor_cores else 1 << (few - 1).bit_length()
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        own, shares = measured(arch).gemv, _of(op, program, config)
-        form, stages, few = shares.form, int(config["stages"]), self.rows(shares)  # type: ignore[call-overload]
+        own, shares = measured(arch).gemv_packed, _of(op, program, config)
+        form, stages = shares.form, int(config["stages"])  # type: ignore[call-overload]
+        padded = self.rows(shares)
         blocks = ceil_div(shares.tiles, shares.across) * shares.splits
-        slots = arch.sms * resident(few, self.tensor_cores)
-        waves = ceil_div(blocks, slots)
-        x, y = shares.problem.x, shares.problem.y
-        moved = sum(program.tensors[name].nbytes for name in form.tensors) + x.nbytes + y.nbytes
-        of_chunk = moved / (shares.tiles * shares.chunks)
-        flying = min(blocks, slots) * WARPS * stages * of_chunk * 0.55
-        rate = min(arch.gbps * 0.95e3, flying / own.latency_us)
-        # Eight weights become numbers by some 12 operations, or 32 for CUDA cores, which multiply each of them
-        work = (12 + few / 4) / 8 if self.tensor_cores else 4 + few
-        issue = blocks * WARPS * shares.turns * packed.TILE * packed.CHUNK * work / (arch.fp32_tflops * 1e6 / 3)
-        waiting = waves * (ceil_div(shares.turns, stages - 1) * own.latency_us + own.start_us) - own.start_us
-        longest = max(moved / rate, issue, waiting)
-        ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0
+        slots = arch.sms * resident(padded, self.tensor_cores)
+        moved = sum(program.tensors[name].nbytes for name in form.tensors)
+        of_turn = WARPS * moved / (shares.tiles * shares.chunks)  # bytes that a block asks for
+        waits = own.crowded_us if slots > arch.sms else own.alone_us
+        work = 0.0 if self.tensor_cores else WARPS * packed.TILE * packed.CHUNK * (2 + 3 * padded) / (arch.fp32_tflops * 1e6 / 3)
+
+        def wave(together: int) -> float:
+            """All turns of so many blocks at once; a loop's last turns may be none of theirs."""
+            turn = max(
+                together * of_turn / (arch.gbps * 0.95e3), waits * (own.two_stages if stages == 2 else 1.0), together * work
+            )
+            return round_up(shares.turns, stages) * turn
+
+        full, rest = divmod(blocks, slots)
+        longest = full * wave(slots) + (wave(rest) if rest else 0.0) + (ceil_div(blocks, slots) - 1) * own.next_us
         finish = 0.0
         if shares.splits > 1:
-            part = shares.across * packed.TILE * few * 4
+            part = shares.across * packed.TILE * padded * 4
             finish = measured(arch).reduce_us + shares.splits * part / 150e3 + blocks * part / (arch.gbps * 0.7e3)
-        return measured(arch).launch_us + 0.3 + longest + 0.2 * (min(issue, moved / rate) + ragged) + finish
+        return measured(arch).launch_us + own.start_us + longest + finish
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         shares = _of(op, program, config)
@@ -230,6 +233,7 @@ class _Text:
         self.zeros = params["zeros"]
         self.unit = 4 if self.per == 8 else 8  # neighbours along K that a lane has
         self.columns = self.few // 8 if tensor_cores else self.few  # of what rows of x a lane reads
+        self.near = tensor_cores or self.few * self.x.size <= 4  # whether registers hold two chunks' rows of x
         self.sums = 4 * self.columns if tensor_cores else 2 * self.few
         self.vectors = self.bits // 4  # of each row and chunk
         self.chunk = packed.TILE * packed.CHUNK * self.bits // 8
@@ -263,9 +267,12 @@ class _Text:
         for stage in range(self.stages - 1):
             out += self.read(stage, f"i32(first + i32({stage * along}))")
         out += ["wait_for_earlier_grids()", "let_later_grids_start()"] if self.early else []
+        out += self.read_x(0, "first", range(4)) if self.near else []
         out.append("while first < end:")
         for stage in range(self.stages):
-            ahead = stage + self.stages - 1
+            # Loads come in the order in which they are asked for: rows of x, which are near, ahead of weights of later turns
+            near, ahead = stage + 1, stage + self.stages - 1
+            out += indented(self.read_x(near % self.stages, f"i32(first + i32({near * along}))", range(4))) if self.near else []
             out += indented(self.read(ahead % self.stages, f"i32(first + i32({ahead * along}))"))
             out += indented(self.multiply(stage, f"i32(first + i32({stage * along}))"))
         out.append(f"    first = i32(first + i32({self.stages * along}))")
@@ -284,30 +291,30 @@ class _Text:
                 out.append(f"n{stage}_{r} = read_zeros(n_row + group * i64({packed.TILE * room}) + i64({8 * r * room}), ok)")
         return out
 
-    def multiply(self, stage: int, at: str) -> list[str]:
-        """A chunk's products; rows of x are read in vectors of as many neighbours as a lane has."""
+    def read_x(self, stage: int, at: str, js: Iterable[int]) -> list[str]:
+        """Ask for what some of a chunk's 32 of K are multiplied by, in vectors of as many neighbours as a lane has."""
         out = [f"k = i32({at} * i32({packed.CHUNK}) + t * i32({self.unit}))"]
-        if self.tensor_cores:
-            return [*out, *(line for j in range(4) for line in self.read_x(j)), self.by_tensor_cores(stage)]
-        return out + [line for j in range(4) for line in (*self.read_x(j), *self.by_cuda_cores(stage, j))]
-
-    def read_x(self, j: int) -> list[str]:
-        """Of the j-th 32 of K 8 of each row."""
-        out = []
-        for h in range(8 // self.unit):
+        for j, h in ((j, h) for j in js for h in range(8 // self.unit)):
             out.append(f"at_x = i32(k + i32({32 * j + 16 * h}))")
             for b in range(self.columns):
-                out.append(f"w{b}_{j}_{h} = read_x(x{b} + i64(at_x) * i64({self.x.size}), i32(at_x < past{b}))")
+                out.append(f"x{stage}_{b}_{j}_{h} = read_x(x{b} + i64(at_x) * i64({self.x.size}), i32(at_x < past{b}))")
         return out
 
-    def words_of_x(self, b: int, js: Iterable[int]) -> str:
-        return " + ".join(f"w{b}_{j}_{h}" for j in js for h in range(8 // self.unit))
+    def multiply(self, stage: int, at: str) -> list[str]:
+        """A chunk's products."""
+        if self.tensor_cores:
+            return [self.by_tensor_cores(stage)]
+        read = ([] if self.near else self.read_x(stage, at, [j]) for j in range(4))
+        return [line for j, x in enumerate(read) for line in (*x, *self.by_cuda_cores(stage, j))]
+
+    def words_of_x(self, stage: int, b: int, js: Iterable[int]) -> str:
+        return " + ".join(f"x{stage}_{b}_{j}_{h}" for j in js for h in range(8 // self.unit))
 
     def by_tensor_cores(self, stage: int) -> str:
         sums = ", ".join(f"a{i}" for i in range(self.sums))
         words = ", ".join(f"v{stage}_{i}" for i in range(8 * self.vectors))
         zeros = f"n{stage}_0 + n{stage}_1" if self.zeros else "(stood,)"
-        x = " + ".join(self.words_of_x(b, range(4)) for b in range(self.columns))
+        x = " + ".join(self.words_of_x(stage, b, range(4)) for b in range(self.columns))
         return f"{sums} = multiply(({sums}), ({words}), c{stage}_0 + c{stage}_1, {zeros}, {x})"
 
     def by_cuda_cores(self, stage: int, j: int) -> list[str]:
@@ -326,7 +333,7 @@ class _Text:
         first = [4 * r + j if self.bits == 4 else 4 * (j // 2 * 2 + r) + j % 2 * 2 for r in own]
         words = ", ".join(f"v{stage}_{f + i}" for f in first for i in range(self.vectors))
         sums = ", ".join(f"a{i}" for i in range(self.sums))
-        x = " + ".join(self.words_of_x(b, [j]) for b in range(self.columns))
+        x = " + ".join(self.words_of_x(stage, b, [j]) for b in range(self.columns))
         return [*out, f"{sums} = multiply(({sums}), ({words}), ({factors}), ({', '.join(stood)}), {x})"]
 
     def kept(self) -> list[str]:

@@ -11,10 +11,10 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import Extent, Shape, ceil_div, hint, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, greatest, hint, round_up
 from tccompile.ir.forms import Grouped, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
@@ -225,7 +225,7 @@ def _gemm(op: Gemm, program: Program) -> Problem | str:
 def _stored(op: Op, program: Program, axis: int) -> Extent:
     """Columns that the epilogue stores, y's padding included."""
     channels = program.op_shape(op)[axis]
-    return channels if op.epilogue.shuffle > 1 else max(channels, program.tensors[op.y].padded[axis])
+    return channels if op.epilogue.shuffle > 1 else greatest(channels, program.tensors[op.y].padded[axis])
 
 
 def _loops(extents: Shape, strides: list[Shape], depth: int) -> tuple[Shape, list[Shape]] | None:
@@ -266,8 +266,12 @@ class OneWay(Kernel):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         for way in ways(op, program):
             if self.refusal(way, program, arch) is None:
-                groups = {"groups": way.groups} if isinstance(way, Conv) and way != op else {}
+                groups = {"groups": way.groups} if _is_joined(way, op) else {}
                 yield from ({**config, **groups} for config in self.configs_of(way, program, arch))
+
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        found = [way for way in ways(op, program) if config.get("groups") == (way.groups if _is_joined(way, op) else None)]
+        return any(self.refusal(way, program, arch) is None and self.takes_of(way, program, config, arch) for way in found)
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
@@ -283,6 +287,11 @@ class OneWay(Kernel):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """As `configs`."""
 
+    def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
+        """As `takes`."""
+        own = {name: value for name, value in config.items() if name != "groups"}
+        return own in self.configs_of(way, program, arch)
+
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         """As `cost`."""
@@ -290,6 +299,11 @@ class OneWay(Kernel):
     @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         """As `work`."""
+
+
+def _is_joined(way: Op, op: Op) -> TypeGuard[Conv]:
+    """Whether it is the op in fewer groups."""
+    return isinstance(way, Conv) and way != op
 
 
 def _chosen(op: Op, program: Program, config: Config) -> Op:
@@ -454,7 +468,7 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
     """The time of a problem, in µs; `moving`: of its tensors' way through memory.
 
     Waves of blocks, in each of which a multiprocessor's blocks share its arithmetic; or the time to move every tile's operands
-    through L2 (at 2.3 times the memory's bandwidth), or all tensors through memory if that is longer; they overlap
+    through L2 (at `l2_bandwidths` of the memory's), or all tensors through memory if that is longer; they overlap
     but in part. Fitted to an H100 and an H200.
     """
     bm, bn, bk, resident = grid.bm, grid.bn, grid.bk, grid.resident
@@ -469,10 +483,11 @@ def time_us(problem: Problem, arch: Arch, rates: Rates, grid: Grid, moving: floa
         return each * max(rates.step_us + together * work, rates.least_us) + rates.start_us + together * rates.store_us
 
     compute = full * wave(resident) + (wave(ceil_div(rest, arch.sms)) if rest else 0.0)
-    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * 2.3)
+    l2 = blocks * (bm + bn) * bk * each * problem.x.dtype.size / (arch.gbps * 1e3 * measured(arch).l2_bandwidths)
     computing = max(compute, l2)
     reduction = 0.0
-    if splits > 1:  # every part of a tile is written, and the last block reads them all, at 75 GB/s by itself
+    if splits > 1:  # every part of a tile is written, and the last block reads them all
         part = bm * bn * 4
-        reduction = measured(arch).reduce_us + splits * part / 75e3 + results * splits * part / (arch.gbps * 1e3 * 0.7)
-    return measured(arch).launch_us + max(computing, moving) + 0.15 * min(computing, moving) + reduction
+        bandwidth = arch.gbps * 1e3 * measured(arch).parts_bandwidths
+        reduction = measured(arch).reduce_us + splits * part / measured(arch).part_bytes + results * splits * part / bandwidth
+    return measured(arch).launch_us + max(computing, moving) + measured(arch).exposed * min(computing, moving) + reduction

@@ -183,6 +183,10 @@ class Kernel(ABC):
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs worth trying for the op. Only called when `supports` gave None."""
 
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        """Whether a config that is worth trying at other sizes can run the op. Only called when `supports` gave None."""
+        return config in self.configs(op, program, arch)
+
     @abstractmethod
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         """Estimated time in microseconds."""

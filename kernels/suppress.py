@@ -77,14 +77,14 @@ class SuppressKernel(TextKernel):
         assert isinstance(op, Suppress)
         rounds, rate = _Rounds(op, program, config["round"]), measured(arch)
         lines, boxes = hint(rounds.lines), hint(program.tensors[op.y].shape[2])
-        seen = int(boxes * (1.0 if op.least is None else SEEN))
+        seen = int(boxes * (1.0 if op.least is None or op.least < 0 else SEEN))
         kept, tiles = min(hint(op.most), seen // 4), ceil_div(seen, TILE)
         used = ceil_div(seen, rounds.boxes)
         pairs = lines * seen * (min(seen, rounds.boxes) / 2 + kept * (used - 1) / max(2 * used, 1))
         compared = pairs * 25 / (arch.sms * 128 * rate.cycles_us) + used * 3.0  # instructions; what a block waits for
         words = 4 * seen * min(seen, rounds.boxes) / (2 * WORD)  # bytes, which one multiprocessor reads
         waves = max(1.0, lines * TILE * TEAMS / (arch.sms * arch.threads_sm))
-        decided = waves * (tiles * 1.2 + words / (32 * rate.cycles_us))
+        decided = waves * (tiles * 4.0 + words / (32 * rate.cycles_us))
         return 2 * rounds.count * rate.launch_us + traffic_us(op, program, arch) + compared + decided
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -125,21 +125,23 @@ class _Rounds:
     def __init__(self, op: Suppress, program: Program, boxes: int) -> None:
         images, classes, count = program.tensors[op.y].shape
         self.lines: Extent = images * classes
-        self.boxes = min(boxes, round_up(most(count), TILE))
+        self.count = max(1, ceil_div(most(count), boxes))
+        self.boxes = round_up(ceil_div(most(count), self.count), TILE)
         tiles = self.boxes // TILE
         self.units = WORDS * tiles * (tiles + 1) // 2
-        self.count = ceil_div(most(count), self.boxes)
 
     def places(self, room: Extent) -> tuple[Extent, Extent, Extent, Extent]:
-        """Where these begin: words of units, boxes that are kept, which boxes of the round they cover, how many they are."""
+        """Where these begin: words of units; for later rounds, which boxes are kept, how many, and which ones these cover."""
         kept = self.lines * self.units * TILE * 4
         if self.count == 1:
             return 0, 0, 0, 0
-        covered = kept + self.lines * room * 16
-        return 0, kept, covered, covered + self.lines * self.boxes
+        numbers = kept + self.lines * room * 4
+        return 0, kept, numbers, numbers + self.lines * 4
 
     def scratch(self, room: Extent) -> Extent:
-        return (self.lines * self.units * TILE * 4) if self.count == 1 else self.places(room)[-1] + self.lines * 4
+        if self.count == 1:
+            return self.lines * self.units * TILE * 4
+        return self.places(room)[-1] + self.lines * self.boxes
 
 
 STRIDES = "boxes_n, boxes_i, boxes_k, scores_n, scores_c, scores_i, order_n, order_c, order_i, y_n, y_c, y_i"
@@ -183,7 +185,7 @@ class _Writer:
     def text(self) -> KernelText:
         compares = self.phase == "compare"
         signature = {
-            **parameters("address", "boxes, scores, order, y, words, kept, covered, numbers"),
+            **parameters("address", "boxes, scores, order, y, words, kept, numbers, covered"),
             **parameters("int", f"classes, count, room, first, span, units, {'each' if compares else 'goes_on'}, {STRIDES}"),
             **parameters("float", "limit, doubt, least"),
         }
@@ -192,27 +194,28 @@ class _Writer:
         for name in ("scores", "order", "y"):
             size = DType(getattr(self, name)).size
             lines.append(f"{name}_line = {name} + i64(image) * (i64({name}_n) * {size}) + i64(part) * (i64({name}_c) * {size})")
-        lines += ["list = kept + i64(line) * (i64(room) * 16)", "flags = covered + i64(line) * i64(span)"]
+        lines += ["list = kept + i64(line) * (i64(room) * 4)", "flags = covered + i64(line) * i64(span)"]
         lines.append("many = i32(number_at(numbers + i64(line) * 4, i32(first > 0)))")
         lines += self._compare() if compares else self._decide()
         return KernelText(signature, lines, self._scope(compares), TILE if compares else TILE * TEAMS)
 
     def _scope(self, compares: bool) -> dict[str, Called]:
         scope: dict[str, Called] = {
-            "coordinate": intrinsic("ptx.memory.load", DType(self.boxes)),
             "score_at": intrinsic("ptx.memory.load", DType(self.scores), 1, True),
-            "box_at": intrinsic("ptx.memory.load", DType(self.order), 1, True),
             "number_at": intrinsic("ptx.memory.load", DType.I32, 1, True),
-            "flag": intrinsic("ptx.memory.store", DType.U8),
-            "product": intrinsic("ptx.simt.product"),
             "put_number": intrinsic("ptx.memory.store", DType.I32),
+            "flag": intrinsic("ptx.memory.store", DType.U8),
         }
         if compares:
-            return scope | {"kept_box": intrinsic("ptx.memory.load", DType.F32, 4, True), "overlap": _overlap()}
+            return scope | {
+                "coordinate": intrinsic("ptx.memory.load", DType(self.boxes)),
+                "box_at": intrinsic("ptx.memory.load", DType(self.order), 1, True),
+                "product": intrinsic("ptx.simt.product"),
+                "overlap": _overlap(),
+            }
         return scope | {
             "flag_at": intrinsic("ptx.memory.load", DType.U8, 1, True),
             "put": intrinsic("ptx.memory.store", DType(self.y)),
-            "keep": intrinsic("ptx.memory.store", DType.F32, 4),
             "ballot": intrinsic("ptx.simt.ballot"),
             "bits_of": intrinsic("ptx.simt.count_bits"),
         }
@@ -226,18 +229,6 @@ class _Writer:
     def _below(self, score: str) -> str:
         """Whether this score, and with it all that follow, is none of a box that is kept."""
         return f"({score} <= least)" if self.above else "boolean(0)"
-
-    def _box(self, at: str, inside: str) -> list[str]:
-        """Text that reads the box at a place of the order: a, b, c, d as `overlap` takes them."""
-        size, item = DType(self.boxes).size, DType(self.order).size
-        lines = [f"which = box_at(order_line + i64({at}) * (i64(order_i) * {item}), i32({inside}))"]
-        lines.append("which = maximum(minimum(which, i64(count) - 1), i64(0))")
-        lines.append(f"place = boxes + i64(image) * (i64(boxes_n) * {size}) + i64(which) * (i64(boxes_i) * {size})")
-        lines += [f"v{k} = coordinate(place + {k} * (i64(boxes_k) * {size}))" for k in range(4)]
-        if self.centred:
-            lines += ["wide, high = v2 / f32(2), v3 / f32(2)", "a, b, c, d = v0 - wide, v1 - high, -(v0 + wide), -(v1 + high)"]
-            return lines
-        return [*lines, "a, b, c, d = minimum(v0, v2), minimum(v1, v3), -maximum(v0, v2), -maximum(v1, v3)"]
 
     # --- Comparing ---------------------------------------------------------------------------------------------------
 
@@ -275,11 +266,11 @@ class _Writer:
             "own = i32(head + t)",
             f"if t < {WORD}:",
             "    other = i32(row + t)",
+            "    row_there = other < end_of_rows",
             "    if before:",
-            "        a, b, c, d = kept_box(list + i64(other) * 16, i32(other < many))",
-            "    else:",
-            *indented(self._box("other", "other < count"), 2),
-            *indented(_sound("other < end_of_rows")),
+            "        other = i32(number_at(list + i64(other) * 4, i32(row_there)))",
+            *indented(self._box("other", "row_there")),
+            *indented(_sound("row_there")),
             *(f"    corner[{k * WORD} + t] = {name}" for k, name in enumerate("abcds")),
             *self._box("own", "own < count"),
             *_sound("own < count"),
@@ -304,6 +295,18 @@ class _Writer:
             f"    put_number(words + ((i64(line) * i64(units) + i64(unit)) * {TILE} + i64(t)) * 4, i64(word))",
         ]
 
+    def _box(self, at: str, inside: str) -> list[str]:
+        """Text that reads the box at a place of the order: a, b, c, d as `overlap` takes them."""
+        size, item = DType(self.boxes).size, DType(self.order).size
+        lines = [f"which = box_at(order_line + i64({at}) * (i64(order_i) * {item}), i32({inside}))"]
+        lines.append("which = maximum(minimum(which, i64(count) - 1), i64(0))")
+        lines.append(f"place = boxes + i64(image) * (i64(boxes_n) * {size}) + i64(which) * (i64(boxes_i) * {size})")
+        lines += [f"v{k} = coordinate(place + {k} * (i64(boxes_k) * {size}))" for k in range(4)]
+        if self.centred:
+            lines += ["wide, high = v2 / f32(2), v3 / f32(2)", "a, b, c, d = v0 - wide, v1 - high, -(v0 + wide), -(v1 + high)"]
+            return lines
+        return [*lines, "a, b, c, d = minimum(v0, v2), minimum(v1, v3), -maximum(v0, v2), -maximum(v1, v3)"]
+
     # --- Deciding ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> list[str]:
@@ -317,8 +320,8 @@ class _Writer:
             f"warp, lane = i32(t // {WORD}), i32(t % {WORD})",
             "tile, head, end = i32(0), first, minimum(i32(first + span), count)",
             "going = select(many < room, i32(1), i32(0))",
+            self._score("lead", "head", "head < count"),
             "while (head < end) & (going != 0):",
-            *indented([self._score("lead", "head", "head < count")]),
             f"    if {self._below('lead')}:",
             "        many, going = room, i32(0)",
             "    else:",
@@ -349,7 +352,8 @@ class _Writer:
         return [
             "where = i32(head + own)",
             f"column = words + ((i64(line) * i64(units) + i64(tile * (tile + 1)) * {WORDS // 2}) * {TILE} + i64(own)) * 4",
-            *[self._score("score", "where", "where < end")],
+            self._score("score", "where", "where < end"),
+            self._score("lead", f"i32(head + {TILE})", f"head + {TILE} < count"),  # of the next tile
             "hit = i32(flag_at(flags + i64(where - first), i32((first > 0) & (where < end))))",
             *own,
             "at = team",
@@ -411,8 +415,7 @@ class _Writer:
             "    if goes_on != 0:",
             "        flag(flags + i64(where - first), i64(0))",
             "        if stay:",
-            *indented(self._box("where", "where < end"), 3),
-            "            keep(list + i64(before) * 16, a, b, c, d)",
+            "            put_number(list + i64(before) * 4, i64(where))",
             f"if t < {WORDS}:",
             f"    stays[{WORDS} * tile + t] = now[turn + {WORDS} + t]",
             "many = minimum(i32(many + total), room)",

@@ -16,21 +16,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.helper
-import onnx.numpy_helper
-import onnx.shape_inference
-from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from tccompile.errors import DeviceError, InputError, TccompileError, UsageError
+from tccompile.errors import DeviceError, InputError, TccompileError, UsageError, extra
 from tccompile.ir.metadata import part
-from tccompile.load.boundary import tensor_of
-from tccompile.load.nodes import subgraphs
-from tccompile.load.opset import NEWEST
-from tccompile.load.valid import DECIDES
 from tccompile.options import Options
-from tccompile.pipeline import check, compile_model, without_code
 from tccompile.runtime.session import Session
+
+with extra("compiler"):
+    import onnx
+    import onnx.helper
+    import onnx.numpy_helper
+    import onnx.shape_inference
+    from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+    from tccompile.load.boundary import tensor_of
+    from tccompile.load.nodes import subgraphs
+    from tccompile.load.opset import NEWEST
+    from tccompile.load.valid import DECIDES
+    from tccompile.pipeline import check, compile_model, without_code
 
 KEPT = 8
 """Sessions that a prepared model keeps, one for each set of shapes; the oldest goes first."""

@@ -26,19 +26,12 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.helper
-import onnx.numpy_helper
 
 from tccompile import __version__ as __version__
-from tccompile.backend import KEPT, deciding, stored, typed
 from tccompile.emit import cache
-from tccompile.errors import DeviceError, InputError, UsageError
+from tccompile.errors import DeviceError, InputError, UsageError, extra
 from tccompile.ir.metadata import Metadata
-from tccompile.load.classical import class_names
-from tccompile.load.model import files_beside, in_memory, parsed
 from tccompile.options import Options
-from tccompile.pipeline import compile_model, without_code
 from tccompile.plan.format import Plan, from_bytes, is_plan, read_plan, to_bytes
 from tccompile.python import speaking_python
 from tccompile.runtime.driver import Memory, open_device
@@ -46,6 +39,16 @@ from tccompile.runtime.generations import native
 from tccompile.runtime.session import Session
 from tccompile.schedule.digest import key
 from tccompile.terminal import plain
+
+with extra("compiler"):
+    import onnx
+    import onnx.helper
+    import onnx.numpy_helper
+
+    from tccompile.backend import KEPT, deciding, stored, typed
+    from tccompile.load.classical import class_names
+    from tccompile.load.model import files_beside, in_memory, parsed
+    from tccompile.pipeline import compile_model, without_code
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 

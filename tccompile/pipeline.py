@@ -44,7 +44,7 @@ from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
-from tccompile.ir.extent import deciding
+from tccompile.ir.extent import Decisions, deciding
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
@@ -244,7 +244,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     known = timings(options.timing_cache, options.archs)
 
     refused: set[Code] = set()
-    ranked = Known(known)
+    ranked = Known(known, ranged)
     while True:
         builds = [
             to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)
@@ -455,10 +455,9 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     formats: dict[Point, Callable[[Program], Program]] = {}
     held: dict[Point, Tables] = {}
 
-    def program_of(box: Box) -> ProgramAt:
+    def program_of(box: Box, decided: Decisions) -> ProgramAt:
         """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
         lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
-        decided: dict[str, bool] = {}
         with deciding(decided):
             fused(middle)
             if lowest not in formats:
@@ -485,13 +484,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         return fuse(lower(graph))
 
     def fused(point: Point) -> Program:
-        program = to_fused(loaded(point))
-        if program.counts:
-            raise UnsupportedError(
-                "the data decide how much there is of some results, which is compiled for fixed shapes only: "
-                "name them, with --shape or one by one with --entry, in place of a range"
-            )
-        return program
+        return to_fused(loaded(point))
 
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)

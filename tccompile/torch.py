@@ -22,11 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from tccompile import pipeline
 from tccompile.errors import DeviceError, InputError, UnsupportedError, UsageError, extra
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import digest
-from tccompile.load.model import sources
 from tccompile.plan.format import Plan
 from tccompile.refit.constants import together
 from tccompile.runtime.arrays import DeviceBuffer
@@ -39,6 +37,9 @@ with extra("torch"):
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
     from torch.utils import _pytree as pytree
     from torch.utils._sympy.numbers import int_oo
+
+    from tccompile import pipeline
+    from tccompile.load.model import sources
 
 __all__ = ["Compiled", "compile"]
 

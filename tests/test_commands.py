@@ -163,6 +163,15 @@ def test_no_hint_is_about_an_option_that_there_is() -> None:
             assert option in options, said
 
 
+def test_help_shows_each_option_under_one_heading(run: Any) -> None:
+    text = run("tccompile", "-h").out
+    assert re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) == [*cli.SECTIONS, "Others"]
+    for option in (p for p in cli.tccompile.params if p.param_type_name == "option"):
+        shown = re.findall(rf"^  (?:-\w, )?{re.escape(max(option.opts, key=len))}(?![\w-])", text, re.MULTILINE)
+        assert len(shown) == 1, option
+    assert "\n  MODEL.onnx" not in text
+
+
 @pytest.mark.parametrize("command", ["tccompile", "tcrun", "tcinspect", "tcrefit"])
 def test_help_by_one_letter(command: str, run: Any) -> None:
     short, long = run(command, "-h"), run(command, "--help")

@@ -19,7 +19,7 @@ import pytest
 
 from tccompile import kernels
 from tccompile.arch import ARCHS, Arch, Feature
-from tccompile.emit import cache, many, numba, ptxas, toolchain, workers
+from tccompile.emit import cache, many, numba, ptxas, quicker, toolchain, workers
 from tccompile.emit import compile as compiling
 from tccompile.emit.compile import compile_code, resources
 from tccompile.emit.job import CodegenError, SpillError
@@ -684,6 +684,50 @@ def test_numba_gives_the_same_in_less_time(monkeypatch, case, name):
     monkeypatch.setattr("numba_cuda.__version__", "0.31.0")
     with numba.quick() as ready:
         assert not ready
+
+
+def loops(n: int, m: int) -> int:
+    """A function with variables that are alive here and there."""
+    total, last = 0, -1
+    for i in range(n):
+        part = i
+        while part < m:
+            if part == last:
+                continue
+            part = part * 2 + total
+        total += part
+        last = i if i > m else last
+    return total
+
+
+def test_what_is_alive_is_found_in_fewer_rounds():
+    from numba.cuda.core import analysis, bytecode, interpreter
+
+    identity = bytecode.FunctionIdentity.from_function(loops)
+    blocks = interpreter.Interpreter(identity).interpret(bytecode.ByteCode(identity)).blocks
+    graph, known = analysis.compute_cfg_from_blocks(blocks), analysis.compute_use_defs(blocks)
+    asked = graph, blocks, known.usemap, known.defmap
+    alive = quicker._compute_live_map(*asked)
+    assert len(blocks) > 5 and any(alive.values()) and alive == analysis.compute_live_map(*asked)
+
+
+def test_functions_of_one_text_keep_what_they_close_over():
+    """Though their bytecode is read once"""
+    from tccompile.kernels.ptx.core import cuda, f32, inline, types
+
+    def kernel_of(added: float) -> Function:
+        @inline
+        def more(x):
+            return f32(x + f32(added))
+
+        def kernel(y):
+            shared = cuda.shared.array(32, types.float32)
+            shared[cuda.threadIdx.x] = more(shared[y])
+
+        return Function(kernel, types.void(types.int32), 32)
+
+    one, two, again = (ptx_text(kernel_of(n), ARCHS["sm_80"], "k") for n in (1.5, 3.0, 1.5))
+    assert one == again != two and "0f3FC00000" in one and "0f40400000" in two
 
 
 def insides() -> list[Any]:

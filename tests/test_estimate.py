@@ -150,6 +150,18 @@ def test_what_takes_too_long_to_run_is_estimated(monkeypatch):
     assert on_tensor_cores(plan) == 1
 
 
+def test_no_scale_is_made_of_a_far_estimate(monkeypatch):
+    """exp(a - max(a)) is at most 1, but not by its estimate, which a scale would follow so far that it leaves zeros."""
+    n = Network(4)
+    large = n("x", "Mul", np.array(30, np.float32))
+    decay = n(n(large, "Sub", n(large, "ReduceMax", np.array([-1], np.int64))), "Exp")
+    model = n.model((1, 8, 16), n(n(n(decay, "MatMul", n.weight(16, 16)), "Relu"), "MatMul", n.weight(16, 16)))
+    monkeypatch.setattr(ranges, "TOO_LONG", 1)
+    with pytest.warns(RuntimeWarning, match="estimated"):
+        plan = without_code(model, ("sm_80",), precision="mixed")
+    assert max(errors(plan, model, feeds(model, 1)).values()) <= 2e-3
+
+
 def test_a_network_in_range_stays_fp16_by_estimate_too(monkeypatch):
     monkeypatch.setattr(ranges, "TOO_LONG", 1)
     for name in ("resnet18", "espcn_x3"):

@@ -75,6 +75,13 @@ for call in (lambda: tccompile.compile("m.onnx"), lambda: tccompile.check("m.onn
     else:
         raise AssertionError(call)
 assert not any(hasattr(tccompile, name) for name in ("Nope", "pipeline_"))
+for module in ("ort", "backend"):
+    try:
+        __import__(f"tccompile.{module}")
+    except ModuleNotFoundError as error:
+        assert str(error) == "onnx is not installed: pip install 'tccompile[compiler]'"
+    else:
+        raise AssertionError(module)
 print(sorted(tccompile.inspect(sys.argv[1])))
 """
 
@@ -84,6 +91,47 @@ def test_without_the_compiler_everything_can_be_looked_at(plan: Plan, tmp_path: 
     done = subprocess.run([sys.executable, "-c", WITHOUT, tmp_path / "small.plan"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "entries" in done.stdout and "weights" in done.stdout
+
+
+ON_WINDOWS = """
+import os, pkgutil, sys
+from importlib import import_module
+import click, ctypes, multiprocessing, numpy as np, pathlib, subprocess, tempfile
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty", "onnx", "numba", "numba_cuda", "rich", "cuda"):
+    sys.modules[name] = None
+unix = "fork fchown geteuid getuid mkfifo posix_fadvise pread preadv sched_getaffinity statvfs uname"
+for name in unix.split():
+    delattr(os, name)
+sys.platform = "win32"
+import tccompile
+for part in ("runtime", "plan", "refit", "ir"):
+    package = import_module(f"tccompile.{part}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+try:
+    tccompile.Session(sys.argv[1], "gpu")
+except tccompile.errors.DeviceError as error:
+    print(error)
+with tccompile.Session(sys.argv[1], "cpu") as session:
+    print(session.run(["neg"], {"x": np.ones((2, 4), np.float32)})[0].tolist())
+from tccompile.cli.commands import tcinspect
+tcinspect.main([sys.argv[1]], "tcinspect")
+"""
+
+
+def test_the_runtime_takes_nothing_that_windows_has_not(plan: Plan, tmp_path: Path) -> None:
+    """As far as it shows here: without modules and functions of Unix, and text only in encodings that are named."""
+    plan.save(tmp_path / "small.plan")
+    options = ("-X", "warn_default_encoding", "-W", "error::EncodingWarning")
+    command = [sys.executable, *options, "-c", ON_WINDOWS, tmp_path / "small.plan"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    gpu, values, *told = done.stdout.splitlines()
+    assert (
+        "pip install cuda-bindings" in gpu
+        and values == str([[-1.0] * 4] * 2)
+        and told[0].startswith(str(tmp_path / "small.plan"))
+    )
 
 
 def test_a_users_program_that_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +412,23 @@ def test_a_plan_that_cannot_be_written_names_its_own_file(plan: Plan, tmp_path: 
             plan.save(path)
         assert error.value.filename == str(path) and error.value.filename2 is None
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_batch_beside_a_number() -> None:
+    """As a diffusion step has them: what other shapes take says nothing of the number."""
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["sample", "t"], ["y"])], "g",
+        [helper.make_tensor_value_info("sample", FLOAT, ("batch", 4)), helper.make_tensor_value_info("t", FLOAT, ())],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    sample, t = np.ones((1, 4), np.float32), np.float32(3)
+    with tccompile.Session(without_code(proto, {"sample": (1, 4)}), "cpu") as session:
+        assert session.run(None, {"sample": sample, "t": t})[0].tolist() == [[3] * 4]
+        with pytest.raises(InputError, match=r"type float is not an array; numpy.asarray makes one of numbers"):
+            session.run(None, {"sample": sample, "t": 3.0})
+        with pytest.raises(InputError, match=r"tccompile --shape sample=2x4, in Python shapes=\{'sample': \(2, 4\)\}$"):
+            session.run(None, {"sample": np.ones((2, 4), np.float32), "t": t})
 
 
 def test_names_and_layouts_that_were_meant() -> None:

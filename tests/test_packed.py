@@ -18,13 +18,15 @@ from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.emit import pack
 from tccompile.errors import PlanError, UsageError
+from tccompile.fuse import packed as packing
+from tccompile.fuse.packed import block_of
 from tccompile.ir import packed
 from tccompile.ir.forms import Packed
 from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
-from tccompile.ir.weights import evaluate, extents
+from tccompile.ir.weights import Recipe, Source, evaluate, extents, transform
 from tccompile.load.model import in_memory, read
 from tccompile.options import Options
 from tccompile.pipeline import to_program, without_code
@@ -32,6 +34,7 @@ from tccompile.plan.format import Plan, fill, from_bytes, to_bytes
 from tccompile.refit.plan import refitted
 from tccompile.schedule.choose import choose
 from tccompile.schedule.timings import key
+from tccompile.tune import _data, repeated
 from tests.bench.packed import Row
 from tests.networks import relative_error
 from tests.tiers import thorough
@@ -186,6 +189,18 @@ def test_what_is_recognized(proto: onnx.ModelProto, bits: int, block: int, zeros
     )
 
 
+def test_blocks_of_many_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three scales, each of a block of its own, and of elements that are taken where it is not known yet."""
+    monkeypatch.setattr(packing, "MANY", 1 << 8)
+    factors: list[Recipe] = [Source(f"s{block}", (32, 512 // block, 1), "float32") for block in (32, 64, 128)]
+    wide = (transform("expand", f, shape=(32, 512 // b, b)) for f, b in zip(factors, (32, 64, 128), strict=True))
+    a, b, c = (transform("reshape", f, shape=(32, 512)) for f in wide)
+    assert block_of([transform("mul", transform("mul", a, b), c)], 512) == 32
+    taken = transform("take", Source("s", (64, 1), "float32"), Source("which", (64,), "int64"), axis=0)
+    assert block_of([transform("expand", taken, shape=(64, 256))], 256) == 256
+    assert block_of([transform("take", Source("s", (4, 256), "float32"), Source("which", (64,), "int64"), axis=0)], 256) is None
+
+
 @pytest.mark.parametrize(
     "proto",
     [by_hand((96, 256)), by_hand((1, 256)), by_hand(zero=2.5), dequantized(1, 256, 96, 8), of_n_bits(1, 64, 16, 32)],
@@ -338,3 +353,18 @@ def test_entries_share_what_they_read() -> None:
             (expected,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x[:r]})
             assert relative_error(run(plan, x[:r]), expected) < 5e-4
     assert sizes[1, 64] - sizes[1,] == 2 * 1024 * 1024 > 3 * sizes[1,]
+
+
+def test_what_is_tuned_has_integers_of_its_own() -> None:
+    """Each repetition; the weights in halves are the same, so that all candidates have one result."""
+    program = Row(2, 256, 64, "int4, 32").program()
+    (op,) = program.ops
+    again, data = repeated(op, program, 3), _data(op, program)
+    forms = [form for (form,) in again.forms.values()]
+    assert len({name for form in forms for name in form.tensors}) == 6
+    assert all(isinstance(again.constants[name], Source) and name in again.tensors for form in forms for name in form.tensors)
+    parts = {
+        n: np.frombuffer(data[n], program.tensors[n].dtype.numpy).reshape(program.tensors[n].shape) for n in ("values", "scales")
+    }
+    w = packed.unpacked((64, 256), parts["values"], parts["scales"], 8, 4, 32)
+    assert relative_error(np.frombuffer(data["b"], np.float16).reshape(64, 256).astype(np.float32), w) < 1e-3

@@ -344,6 +344,20 @@ def test_what_takes_no_epilogue_takes_no_scale():
     assert max(errors(plan, model, feeds(model, 1)).values()) <= 1e-3
 
 
+@pytest.mark.parametrize("softmax", [False, True])
+def test_a_huge_constant_that_no_run_put_anywhere_is_no_infinity(softmax):
+    """Random inputs leave no row out; one that is left out has the lowest float32 throughout."""
+    n = Network(18)
+    left_out = n("x", "Less", np.array(-50, np.float32))
+    rows = n(left_out, "Where", np.array(np.finfo(np.float32).min), n("x", "MatMul", n.weight(16, 16)), name="rows")
+    model = n.model((1, 4, 16), n(rows, "Softmax", axis=-1) if softmax else n(rows, "Transpose", perm=[0, 2, 1]))
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    x = feeds(model, 1)["x"]
+    x[0, 1] = -100
+    assert max(errors(plan, model, {"x": x}).values()) <= 1e-3
+    assert any(s.reason.startswith("fp32: 'rows' puts numbers beyond fp16") for s in storage(plan).values())
+
+
 def test_exponentials_are_fp32_whatever_was_seen():
     """exp(15) is beyond fp16, and random inputs of about 1 do not show it."""
     n = Network(13)

@@ -584,7 +584,16 @@ def test_a_step_belongs_to_the_product_whose_sums_it_makes() -> None:
     """Also where what is made of the sums has become another step, with the product's own name."""
     found = Activation("x", ("n0",), HOW, (FLOATS, OPERANDS), (0, 1, 1, 1, 1))
     made = [(("n0/ConvInteger",), 3.0), (("n0/Cast", "n0", "n1"), 2.0), (("n5",), 7.0)]
-    assert share_out(made, [found], {"x": OPERANDS}) == {"x": 5.0}
+    assert share_out(made, [found], {"x": OPERANDS}, {}) == {"x": 5.0}
+
+
+@pytest.mark.parametrize("way", [FLOATS, OPERANDS])
+def test_a_step_that_makes_what_is_stored_in_bytes_counts_in_floats_too(way: int) -> None:
+    """Else a norm's whole time would be what its bytes cost; but not a step that is another product."""
+    grid = Tensor(grid_of(np.ones(4, np.float32)), np.zeros(4), shared=False)
+    x, y = (Activation(n, (f"of {n}",), ({}, *[{n: grid}] * 4), (FLOATS, OPERANDS), (0, 1, 1, 1, 1)) for n in "xy")
+    made = [(("norm",), 4.0), (("of x",), 3.0), (("of y",), 2.0)]
+    assert share_out(made, [x, y], {"x": way, "y": way}, {"x": "norm", "y": "of x"}) == {"x": 7.0, "y": 2.0}
 
 
 def test_products_that_are_one_step_in_floats_are_chosen_together() -> None:

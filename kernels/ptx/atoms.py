@@ -8,6 +8,7 @@ instructions: fma" and "Integer arithmetic instructions: dp4a").
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from tccompile.arch import Arch
 
@@ -149,6 +150,7 @@ def of_warpgroups(arch: Arch) -> bool:
     return any(x.warpgroup for x in atoms(arch))
 
 
+@cache
 def group_atom(a: str, b: str, sparse: bool = False) -> Atom:
     """The product of two types of elements that a warpgroup makes, where `of_warpgroups` says that there are such."""
     wanted = ROW_OF.get(a, a), ROW_OF.get(b, b), sparse

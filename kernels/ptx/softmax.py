@@ -137,13 +137,14 @@ def exponentials(groups: int, arithmetic: int = 0) -> Any:
 
 
 @cache
-def halves(groups: int, packed_conversion: bool = True) -> Any:
-    """halves(acc): words of two halves each; 4k … 4k + 3 are m16n8k16's (and wgmma's) left operand of columns 16k … 16k + 15.
+def halves(groups: int, kind: str = "f16", packed_conversion: bool = True) -> Any:
+    """halves(acc): words of two f16 or bf16; 4k … 4k + 3 are m16n8k16's (and wgmma's) left operand of columns 16k … 16k + 15.
 
     `packed_conversion` of two floats at once is an instruction of sm_80 and later.
     """
-    text = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
     if not packed_conversion:
+        assert kind == "f16"
         text = "{ .reg .b16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }"
 
     @intrinsic

@@ -5,6 +5,7 @@ Sources say what was recorded with the number, and `UNKNOWN` that nothing was: m
 """
 
 from tccompile.kernels.rates.rate import (
+    Attention,
     AttentionMma,
     AttentionSm90,
     ConvDirect,
@@ -18,6 +19,7 @@ from tccompile.kernels.rates.rate import (
     GemmSimt,
     GemmSm90,
     Gemv,
+    GemvPacked,
     Mlp,
     NormSplit,
     NormTeam,
@@ -39,6 +41,7 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
+GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
 BYTES_SM90 = "fitted to 193 times of 17 convolutions on an H100"
@@ -79,6 +82,15 @@ H200 = Rates(
         tile_us=Rate(0.5, "µs", CONV_PATCH, "2026-11-22"),
         step_us=Rate(0.03, "µs", CONV_PATCH, "2026-11-22"),
         weight_us=Rate(0.27, "µs", CONV_PATCH, "2026-11-22"),
+        most=Rate(3.3e6, "FLOP/µs", CONV_PATCH, "2026-11-21"),
+        mma_sync=Rate(0.9, "of the rate", CONV_PATCH, "2026-11-21"),
+        sharing=Rate(1600, "reads/µs", CONV_PATCH, "2026-11-21"),
+        copying=Rate(30, "instructions", CONV_PATCH, "2026-11-21"),
+        storing=Rate(70, "instructions", CONV_PATCH, "2026-11-21"),
+        exposed=Rate(0.3, "of the time", CONV_PATCH, "2026-11-21"),
+        few_warps=Rate(0.35, "exponent", CONV_PATCH, "2026-11-21"),
+        apart=Rate(0.1, "of the traffic", CONV_PATCH, "2026-11-22"),
+        exposed_moving=Rate(0.15, "of the time", CONV_PATCH, "2026-11-21"),
     ),
     depthwise=Depthwise(
         busy=Table({4: 0.8, 3: 0.68, 2: 0.62}, "of the cycles", DEPTHWISE, "2026-11-22"),
@@ -87,9 +99,21 @@ H200 = Rates(
         l1_bytes=Rate(115000, "bytes/µs", DEPTHWISE, "2026-11-22"),
         of_byte=Rate(1.5, "instructions", DEPTHWISE_BYTES, "2026-11-26"),
         to_byte=Rate(5, "instructions", DEPTHWISE_BYTES, "2026-11-26"),
+        wait_us=Rate(0.1, "µs", DEPTHWISE, "2026-11-22"),
+        instruction_us=Rate(0.0013, "µs", DEPTHWISE, "2026-11-22"),
+        exposed=Rate(0.3, "of the time", DEPTHWISE, "2026-11-22"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),
+        older=Rate(0.9, "of the rate", UNKNOWN, "2026-11-21"),
+        issuing=Rate(0.6, "slots", UNKNOWN, "2026-11-21"),
+        issue=Rate(0.85, "of the rate", UNKNOWN, "2026-11-21"),
+        busy=Rate(0.85, "of the time", UNKNOWN, "2026-11-22"),
+        step_us=Rate(0.13, "µs", UNKNOWN, "2026-11-22"),
+        start_us=Rate(0.6, "µs", UNKNOWN, "2026-11-22"),
+        latency_us=Rate(0.18, "µs", UNKNOWN, "2026-11-22"),
+        moving=Rate(1.35, "of the time", UNKNOWN, "2026-11-22"),
+        exposed=Rate(0.2, "of the time", UNKNOWN, "2026-11-22"),
     ),
     depthwise_sm90=DepthwiseSm90(
         product=Table({4: 10.7, 2: 8.4}, "cycles", "mma.sp of 8 warps of a multiprocessor of an H200", "2026-11-25"),
@@ -106,6 +130,23 @@ H200 = Rates(
     gemv=Gemv(
         latency_us=Rate(0.9, "µs", GEMV, "2026-11-21"),
         start_us=Rate(1.1, "µs", GEMV, "2026-11-22"),
+        under_way=Rate(0.55, "of the loads", GEMV, "2026-11-22"),
+        tensor_cores=Rate(0.95, "of the bandwidth", GEMV, "2026-11-22"),
+        across=Rate(0.015, "of the time", GEMV, "2026-11-22"),
+        again=Rate(6e3, "bytes/µs for each GB/s", GEMV, "2026-11-21"),
+        part=Rate(150e3, "bytes/µs", GEMV, "2026-11-21"),
+        parts=Rate(0.7e3, "bytes/µs for each GB/s", GEMV, "2026-11-21"),
+        room_us=Rate(0.9, "µs", "one row of up to 1400, on an H200", "2026-11-22"),
+        exposed=Rate(0.2, "of the time", GEMV, "2026-11-22"),
+        ramp_us=Rate(0.3, "µs", GEMV, "2026-11-22"),
+        turn_us=Rate(0.1, "µs", GEMV, "2026-11-22"),
+    ),
+    gemv_packed=GemvPacked(
+        start_us=Rate(0.5, "µs", GEMV_PACKED, "2026-11-26"),
+        crowded_us=Rate(0.42, "µs", GEMV_PACKED, "2026-11-26"),
+        alone_us=Rate(0.61, "µs", GEMV_PACKED, "2026-11-26"),
+        two_stages=Rate(1.2, "of the time", GEMV_PACKED, "2026-11-26"),
+        next_us=Rate(0.8, "µs", GEMV_PACKED, "2026-11-26"),
     ),
     gemm_mma=GemmMma(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
@@ -119,6 +160,12 @@ H200 = Rates(
             "2026-11-21",
         ),
         memory_us=Rate(0.8, "µs", "fitted to times on an H100", "2026-11-21"),
+        most=Rate(0.9, "of the rate", "fitted to times on an H100", "2026-11-21"),
+        gather_us=Rate(0.35, "µs", "fitted to times on an H100", "2026-11-21"),
+        waiting_us=Rate(0.3, "µs", UNKNOWN, "2026-11-21"),
+        start_us=Rate(0.7, "µs", "fitted to times on an H100", "2026-11-21"),
+        store_us=Rate(1.9, "µs", "fitted to times on an H100", "2026-11-21"),
+        load_us=Rate(3.2, "µs", "fitted to times on an H100", "2026-11-21"),
         float_tiles=Table(
             {8: (950000.0, 0.25), 4: (900000.0, 0.25), 2: (1100000.0, 0.3), 1: (1150000.0, 0.3)},
             "FLOP/µs, µs",
@@ -170,9 +217,15 @@ H200 = Rates(
         exposed=Rate(0.32, "of the time", GEMM_SM90, "2026-11-25"),
         exposed_more=Rate(0.15, "of the time", GEMM_SM90, "2026-11-25"),
         exposed_us=Rate(15, "µs", GEMM_SM90, "2026-11-25"),
+        rough=Rate(1.1, "of the time", "by count of instructions", "2026-11-26"),
+        rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(9, "instructions", UNKNOWN, "2026-11-26"),
+        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
+    ),
+    attention=Attention(
+        step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
+        rate=Rate(0.05, "of the rate", UNKNOWN, "2026-11-25"),
     ),
     attention_mma=AttentionMma(
         rate=Rate(0.37, "of the rate", ATTENTION_MMA, "2026-11-22"),
@@ -309,6 +362,10 @@ H200 = Rates(
         "2026-11-23",
     ),
     reduce_us=Rate(1.7, "µs", "fitted to products on an H100 and an H200", "2026-11-21"),
+    l2_bandwidths=Rate(2.3, "of the memory's", "fitted to an H100 and an H200", "2026-11-21"),
+    part_bytes=Rate(75e3, "bytes/µs", "fitted to an H100 and an H200", "2026-11-21"),
+    parts_bandwidths=Rate(0.7, "of the memory's", "fitted to an H100 and an H200", "2026-11-21"),
+    exposed=Rate(0.15, "of the time", "fitted to an H100 and an H200", "2026-11-21"),
     branch_us=Rate(0.45, "µs", UNKNOWN, "2026-11-24"),
     join_us=Rate(0.05, "µs", UNKNOWN, "2026-11-24"),
     loss=Rate(0.5, "of the time", "GoogLeNet on an H200: 107, 108 and 109 µs with 0.25, 0.5 and 1, 121 with 0", "2026-11-21"),

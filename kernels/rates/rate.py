@@ -99,6 +99,24 @@ class ConvPatch:
     """A step of K of a tile, one waiting for the other."""
     weight_us: Rate
     """A turn of a block's threads through its weights."""
+    most: Rate
+    """What mma.sync reaches of a multiprocessor, at most."""
+    mma_sync: Rate
+    """The same of the Tensor Cores' rate."""
+    sharing: Rate
+    """Reads of shared memory."""
+    copying: Rate
+    """To copy 16 bytes of a patch."""
+    storing: Rate
+    """To store a vector of results."""
+    exposed: Rate
+    """What is not hidden of the shorter of multiplying and sharing."""
+    few_warps: Rate
+    """How a tile's time grows where warps are too few to hide latencies."""
+    apart: Rate
+    """What large blocks do not overlap, which load, multiply and store one after the other."""
+    exposed_moving: Rate
+    """What is not hidden of the shorter of computing and moving."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +135,12 @@ class Depthwise:
     """A byte of x, more than a half takes."""
     to_byte: Rate
     """A result in bytes, more than one in halves."""
+    wait_us: Rate
+    """A wait for memory."""
+    instruction_us: Rate
+    """An instruction of a thread, one after the other."""
+    exposed: Rate
+    """What is not hidden of what takes less than the longest."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +149,24 @@ class DepthwiseMma:
 
     mma_sync: Rate
     """What mma.sync reaches of the Tensor Cores' rate with wgmma."""
+    older: Rate
+    """The same before wgmma."""
+    issuing: Rate
+    """A product's, where instructions are issued."""
+    issue: Rate
+    """What is issued of what could be."""
+    busy: Rate
+    """Steps of which several overlap."""
+    step_us: Rate
+    """A step's, beside them."""
+    start_us: Rate
+    """A block's start and end."""
+    latency_us: Rate
+    """A step that waits for its row."""
+    moving: Rate
+    """All that moves: one row ahead does not keep memory busy."""
+    exposed: Rate
+    """What is not hidden of what takes less than the longest."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +203,42 @@ class Gemv:
     """From a load to its data where memory is busy."""
     start_us: Rate
     """A block beside its turns: to start, to add up over its warps, to store."""
+    under_way: Rate
+    """What is under way at any time of a warp's turn."""
+    tensor_cores: Rate
+    """What a kernel with Tensor Cores reaches."""
+    across: Rate
+    """More for rows that are read at once and lie apart, each time they are twice as many."""
+    again: Rate
+    """What is read again, from the L2 cache."""
+    part: Rate
+    """A tile's parts, which the last block reads."""
+    parts: Rate
+    """All parts."""
+    room_us: Rate
+    """What few blocks begin earlier, which find room beside the launch before."""
+    exposed: Rate
+    """What is not hidden of the shorter ones."""
+    ramp_us: Rate
+    """Until memory is busy."""
+    turn_us: Rate
+    """More for each of the first turns."""
+
+
+@dataclass(frozen=True)
+class GemvPacked:
+    """What `gemv_packed.py` asks of a GPU."""
+
+    start_us: Rate
+    """A block beside its turns, and a launch beside its gap."""
+    crowded_us: Rate
+    """A turn of a loop at least, of two blocks of a multiprocessor: what is under way comes in it."""
+    alone_us: Rate
+    """The same of one block."""
+    two_stages: Rate
+    """How much longer that is with two stages than with three."""
+    next_us: Rate
+    """From a block's end to the first turn of the one that takes its place."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +255,18 @@ class GemmMma:
     """From a copy's start to its end, when the operand comes from memory."""
     float_tiles: Table[tuple[float, float]]
     """As `tiles`, of float32 by three products of bf16."""
+    most: Rate
+    """What is reached of the Tensor Cores' rate, at most."""
+    gather_us: Rate
+    """A step's, more where rows are gathered."""
+    waiting_us: Rate
+    """A step's, more without asynchronous copies."""
+    start_us: Rate
+    """A block's start and end."""
+    store_us: Rate
+    """To store 128 by 128 results."""
+    load_us: Rate
+    """More for each tensor that differs by row."""
 
 
 @dataclass(frozen=True)
@@ -269,12 +359,26 @@ class GemmSm90:
     """The same of what is beyond `exposed_us` of it."""
     exposed_us: Rate
     """How long `exposed` holds."""
+    rough: Rate
+    """More of a product's whose sums are rough: an instruction of CUDA cores for each."""
+    rough_alone: Rate
+    """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What `attention.py` asks of a GPU."""
+
+    step_us: Rate
+    """A block's way through 32 elements of a head of a tile of k and v: barriers, and loads that come late."""
+    rate: Rate
+    """What multiply-adds reach of the GPU's."""
 
 
 @dataclass(frozen=True)
@@ -564,6 +668,14 @@ class Rates:
     """The clock that a GPU keeps under load."""
     reduce_us: Rate
     """A split's way through the workspace: fences, the counter, the first read."""
+    l2_bandwidths: Rate
+    """What the L2 cache gives of the tiles of products."""
+    part_bytes: Rate
+    """A tile's parts, which one block reads."""
+    parts_bandwidths: Rate
+    """All parts."""
+    exposed: Rate
+    """What products do not hide of the shorter of computing and moving."""
     branch_us: Rate
     """A tree's branch: its record comes from L2, and then the feature that it names."""
     join_us: Rate
@@ -577,8 +689,10 @@ class Rates:
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
     gemv: Gemv
+    gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    attention: Attention
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90
     norm_split: NormSplit

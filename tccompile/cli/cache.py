@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tccompile.cli.commands import Command, need_compiler
+from tccompile.cli.command import Command, need_compiler
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 

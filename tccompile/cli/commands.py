@@ -1,7 +1,6 @@
 """The commands tccompile, tcrun, tcinspect and tcrefit: parse, call, print.
 
-Results go to stdout, progress and errors to stderr. Every failure ends in one short block and the exit code of its class in
-`errors`; what is not one of those is a bug of ours: exit code 70, with a file to send.
+Results go to stdout, progress and errors to stderr. How a command fails is in `command`.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
-from tccompile.cli.foreign import message_of
-from tccompile.errors import BROKEN, LaunchError, ModelError, TccompileError, UsageError, VerificationError
+from tccompile.cli.command import EXISTING, NEW, Command, check_output, check_plan_output, fail, need_compiler
+from tccompile.errors import UsageError, VerificationError
 from tccompile.options import (
     PRECISIONS,
     QUANTIZATIONS,
@@ -46,137 +43,34 @@ if TYPE_CHECKING:
     from tccompile.verify.budgets import Budgets
     from tccompile.verify.oracle import Verification
 
-INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
-
-
-class Command(click.Command):
-    """A command whose failures are messages and exit codes, never tracebacks."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.context_settings["help_option_names"] = ["-h", "--help"]
-
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
-            sys.exit(self._run(args, prog_name or self.name, **extra))
-
-    def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
-        """The command's exit code, after its failure has been printed; on stdout, too, as JSON where results are."""
-        words = sys.argv[1:] if args is None else args
-
-        def failed(message: str, code: int) -> int:
-            _fail(message)
-            if "--json" in words:
-                with suppress(OSError):
-                    say(json_text({"error": {"code": code, "message": message}}))
-            return code
-
-        try:
-            code = super().main(args, prog_name, standalone_mode=False, **extra)
-            if sys.stdout:  # it may have been closed
-                sys.stdout.flush()
-            return code if isinstance(code, int) else 0
-        except click.ClickException as error:
-            failed(message_of(error), UsageError.exit_code)
-            if isinstance(error, click.UsageError):
-                say(f"see: {error.ctx.command_path if error.ctx else prog_name} --help", err=True)
-            return UsageError.exit_code
-        except (click.Abort, KeyboardInterrupt):
-            return failed("stopped", INTERRUPTED)
-        except TccompileError as error:
-            bug = error.exit_code == TccompileError.exit_code or (
-                _may_be_ours(error) and not {"-v", "--verbose"}.isdisjoint(words)
-            )
-            return failed(_bug(error, words) if bug else str(error), error.exit_code)
-        except BrokenPipeError:  # the reader of our output, such as head, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        except MemoryError as error:
-            return failed(f"out of memory{f': {error}' if str(error) else ''}", LaunchError.exit_code)
-        except OSError as error:
-            says = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-            return failed(says, UsageError.exit_code)
-        except Exception as error:
-            return failed(_bug(error, words), TccompileError.exit_code)
-
-
-def _fail(message: str) -> None:
-    with suppress(OSError):  # where there is no room for a message, the exit code still says what it was
-        say(f"error: {message}", err=True)
-
-
-def _show_warning(message: Any, *_: Any) -> None:
-    say(f"warning: {plain(str(message))}", err=True)
-
-
-def _may_be_ours(error: TccompileError) -> bool:
-    """Whether it is what Python said of a model, be it the model's fault or ours."""
-    return isinstance(error, ModelError) and isinstance(error.__cause__, BROKEN)
-
-
-def _bug(error: Exception, words: Sequence[str]) -> str:
-    """What to say of a failure that is ours, with a file that holds what makes it again."""
-    from tccompile.cli.bug import text_of, where_to_send
-
-    named = isinstance(error, TccompileError)
-    message, text = str(error) if named else f"{type(error).__name__}: {error}", text_of(error, words)
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="tccompile-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
-            file.write(text)
-    except OSError:
-        return (
-            f"{message}\nthis is a bug of tccompile's; please send this to {where_to_send()}, as no file can be written:\n{text}"
-        )
-    holds = "which has the command and what the failing nodes are, and none of the model's weights"
-    if isinstance(error, TccompileError) and _may_be_ours(error):
-        return f"{message}; then send the file {file.name}, {holds}, to {where_to_send()}"
-    return f"{message}\nthis is a bug of tccompile's; please send the file {file.name}, {holds}, to {where_to_send()}"
-
-
-EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-NEW = click.Path(dir_okay=False, path_type=Path)
-
-
-def _check_output(path: Path, *inputs: Path | None) -> None:
-    """Refuse, before any work is done, an output that could not be written, or would replace what is read."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"cannot write {path}: the folder {folder} is not writable")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"cannot write {path}: it is not a regular file")
-    for source in inputs:
-        if source is not None and source.exists() and path.exists() and path.samefile(source):
-            raise UsageError(f"the output {path} would replace the file {source}, which is read; choose another name")
-
-
-def _check_plan_output(path: Path) -> None:
-    """Refuse to replace a file that is no plan, such as one that holds the model's weights."""
-    from tccompile.plan.format import is_plan
-
-    if path.exists() and path.stat().st_size and not is_plan(path):
-        raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")
-
-
-def need_compiler(purpose: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("onnx", "onnx_graphsurgeon", "numba", "numba_cuda", "rich") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"{purpose} needs {', '.join(missing)}, which are not installed: pip install 'tccompile[compiler]'"
-            if len(missing) > 1
-            else f"{purpose} needs {missing[0]}, which is not installed: pip install 'tccompile[compiler]'"
-        )
-
-
 # --- tccompile -------------------------------------------------------------------------------------------------------
+
+
+SECTIONS = {
+    "What to build": ("output", "arch", "inputs", "outputs", "ops", "strip_weights"),
+    "Shapes": ("shape_texts", "entry_texts", "size_texts", "limit_texts", "nchwc_block"),
+    "Precision": (
+        "precision", "fp32", "calibrate", "range_texts", "quantize", "calibration", "max_error", "metric",
+    ),
+    "Checking": ("check", "verify", "layers", "tolerance", "explain", "dump"),
+    "Budgets": ("max_vram", "max_plan_size", "require_tensor_cores", "max_latency", "no_fp32"),
+    "Speed": ("timing_cache", "tune"),
+    "Adapters": ("lora", "lora_scale", "names"),
+}  # fmt: skip
+"""Under which headings --help shows the options of tccompile, by their parameters; the rest comes last."""
 
 
 class Compile(Command):
     """The command tccompile, whose one subcommand is named by its first word: `tccompile cache`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = (p for p in self.get_params(ctx) if isinstance(p, click.Option))
+        left = {p.name: record for p in options if (record := p.get_help_record(ctx))}
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([left.pop(name) for name in names])
+        with formatter.section("Others"):
+            formatter.write_dl([*left.values()])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -309,7 +203,11 @@ class Compile(Command):
 @click.option("--max-latency", metavar="TIME@GPU", help="The same if an inference is estimated to take longer, as 2ms@h200.")
 @click.option("--no-fp32", is_flag=True, help="The same if anything between inputs and outputs is stored in fp32.")
 @click.option("--strip-weights", is_flag=True, help="Leave large weights out; tcrun --weights MODEL.onnx fills them in.")
-@click.option("--check", is_flag=True, help="Only list what is not supported: write nothing, exit with 3 if there is any.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only list what is not supported: write nothing, exit with 3 if there is any, with 2 where a shape is open.",
+)
 @click.option(
     "--explain",
     is_flag=True,
@@ -423,14 +321,14 @@ def tccompile(
     if verify and metric is not None and tolerance is None:
         raise UsageError("--verify measures relative errors, of which --metric says nothing: give --tolerance X, too")
     if not check:
-        _check_output(output, model, timing_cache, calibrate, calibration, metric, data_file, lora, names, *ops)
-        _check_plan_output(output)
+        check_output(output, model, timing_cache, calibrate, calibration, metric, data_file, lora, names, *ops)
+        check_plan_output(output)
         if calibration is not None and not calibration.exists():
-            _check_output(calibration)
+            check_output(calibration)
             if calibration.resolve() == output.resolve():
                 raise UsageError(f"the plan and the calibration cannot both be {output}; choose another name for one")
         if tune and timing_cache:
-            _check_output(timing_cache, model)
+            check_output(timing_cache, model)
             if timing_cache.resolve() == output.resolve():
                 raise UsageError(f"the plan and the times cannot both be {output}; choose another name for one")
     need_compiler("compiling")
@@ -511,7 +409,7 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, pro
         return 0
     progress.stop()
     say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
-    _fail("the plan takes more than it may, and was not written")
+    fail("the plan takes more than it may, and was not written")
     return VerificationError.exit_code
 
 
@@ -586,7 +484,7 @@ def _print_verification(
     if verification.passed:
         return 0
     own = any(c.oracle.startswith("NumPy") for c in verification.plan.certificates)
-    _fail(f"the plan differs from {'the references' if own else 'ONNX Runtime'}, and was not written: {way_out}")
+    fail(f"the plan differs from {'the references' if own else 'ONNX Runtime'}, and was not written: {way_out}")
     return VerificationError.exit_code
 
 
@@ -597,7 +495,7 @@ def _print_check(report: Report, as_json: bool) -> int:
     else:
         say(report.text)
     if report.exit_code == UsageError.exit_code:
-        _fail("the shapes of inputs are open: give them with --shape, or between what they lie with --range")
+        fail("the shapes of inputs are open: give them with --shape, or between what they lie with --range")
     return report.exit_code
 
 
@@ -739,7 +637,7 @@ def tcrun(
         raise UsageError(f"--profile takes the name of an .html file, or nothing, not {page}; put INPUT before it")
     for path in (output, page):
         if path is not None:
-            _check_output(path, plan, input_file, weights)
+            check_output(path, plan, input_file, weights)
     if output is not None and output.suffix not in (".npy", ".npz"):
         raise UsageError(f"outputs are written as arrays, into .npy or .npz, not {output}; choose {output.with_suffix('.npy')}")
     loaded = read_plan(plan)
@@ -821,7 +719,7 @@ def _selftest(plan: Plan, session: Session, as_json: bool, progress: _Progress) 
         say(results_text(results))
     if passed:
         return 0
-    _fail("the plan does not compute here what it did where it was made: do not use its results; update the driver, or rebuild")
+    fail("the plan does not compute here what it did where it was made: do not use its results; update the driver, or rebuild")
     return VerificationError.exit_code
 
 
@@ -938,7 +836,7 @@ def tcinspect(
         raise UsageError(f"--{'jobs' if jobs else 'trust' if trust else 'ops'} says how to --rebuild; give it too")
     for path in (trust, report_file):
         if path is not None:
-            _check_output(path, plan)
+            check_output(path, plan)
     if report_file is not None and report_file.suffix != ".html":
         raise UsageError(f"--report writes a page, not {report_file}; choose {report_file.with_suffix('.html')}")
     loaded = read_plan(plan)
@@ -1018,7 +916,7 @@ def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, t
         for difference in found:
             say(str(difference))
     if found:
-        _fail("the plan is not what its kernels make: do not run it; compile the model again")
+        fail("the plan is not what its kernels make: do not run it; compile the model again")
         return VerificationError.exit_code
     if trust is not None:
         from tccompile.plan.trust import confirm
@@ -1083,8 +981,8 @@ def tcrefit(
         raise UsageError("--tolerance says how to --verify; give it too")
     if lora is None and lora_scale != 1.0:
         raise UsageError("--lora-scale says how much adapters count; give --lora, too")
-    _check_output(output, plan, new, was, names, lora, data)
-    _check_plan_output(output)
+    check_output(output, plan, new, was, names, lora, data)
+    check_plan_output(output)
     loaded = read_plan(plan)
     if new.suffix != ".safetensors" or (was is not None and was.suffix != ".safetensors"):
         need_compiler("reading a model")

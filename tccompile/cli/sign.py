@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tccompile import __version__
-from tccompile.cli.commands import EXISTING, NEW, Command, _check_output
+from tccompile.cli.command import EXISTING, NEW, Command, check_output
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 
@@ -39,7 +39,7 @@ def tcsign(plan: Path, key: Path, certificates: Sequence[Path], output: Path | N
     from tccompile.plan.trust import SUFFIX, sign
 
     output = output or plan.with_name(plan.name + SUFFIX)
-    _check_output(output, plan, key, *certificates)
+    check_output(output, plan, key, *certificates)
     read_plan(plan)
     encrypted = b"ENCRYPTED" in key.read_bytes()
     if encrypted and certificates:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tccompile import __version__
-from tccompile.cli.commands import EXISTING, Command
+from tccompile.cli.command import EXISTING, Command
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 

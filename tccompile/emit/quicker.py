@@ -6,9 +6,11 @@ Each function here is given Numba's own and gives the one that is quicker. They 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 
@@ -23,15 +25,22 @@ class Place(NamedTuple):
 def places() -> tuple[Place, ...]:
     """All that is replaced. Raises ImportError or AttributeError where Numba has it elsewhere."""
     from numba.core.types.functions import BaseFunction
-    from numba.cuda.core import base, inline_closurecall, ir, ir_utils, postproc, ssa
+    from numba.cuda import lowering
+    from numba.cuda.core import analysis, base, inline_closurecall, interpreter, ir, ir_utils, postproc, ssa, typed_passes
+    from numba.cuda.core import typeinfer as inference
     from numba.cuda.core.targetconfig import TargetConfig
     from numba.cuda.lowering import Lower
     from numba.cuda.typing import npydecl
 
     return (
         Place(inline_closurecall.InlineWorker, "inline_function", _inline_function),
+        Place(interpreter, "Flow", _flow),
+        Place(lowering, "new_error_context", _new_error_context),
+        Place(inference, "new_error_context", _new_error_context),
         Place(postproc.PostProcessor, "run", _post_process),
-        Place(ir.Inst, "_rec_list_vars", lambda _: _rec_list_vars),
+        Place(analysis, "compute_live_map", lambda _: _compute_live_map),
+        Place(typed_passes.NopythonRewrites, "run_pass", lambda _: _rewrite_typed),
+        Place(ir.Inst, "_rec_list_vars", _rec_list_vars),
         Place(ssa, "_run_ssa", lambda _: _run_ssa),
         Place(ssa, "_run_ssa_block_pass", lambda _: _run_ssa_block_pass),
         Place(BaseFunction, "get_call_type", _get_call_type),
@@ -51,12 +60,13 @@ def places() -> tuple[Place, ...]:
 def _inline_function(inline: Callable[..., Any]) -> Callable[..., Any]:
     """Numba's `InlineWorker.inline_function`, which makes a function's IR once for all its calls in a kernel, and inlines a copy
     of it for each, with its variables renamed as they are copied. Numba makes it for each call, and inlines a copy of a copy, in
-    which each block has all variables of the function once more."""
-    made: dict[Any, Any] = {}
+    which each block has all variables of the function once more. That of a module's functions serves other kernels, too."""
+    own: dict[Any, Any] = {}
 
     def quicker(worker: Any, caller: Any, block: Any, i: int, function: Any, arg_typs: Any = None) -> Any:
         if arg_typs is not None:
             return inline(worker, caller, block, i, function, arg_typs)
+        made = _OF_MODULES if _is_lasting(function) else own
         if function not in made:
             made[function] = worker.run_untyped_passes(function)
             worker.validator(made[function])
@@ -64,6 +74,17 @@ def _inline_function(inline: Callable[..., Any]) -> Callable[..., Any]:
         return None, None, None, _inlined(caller, block, i, made[function])
 
     return quicker
+
+
+_OF_MODULES: dict[Any, Any] = {}
+"""The IR of functions that are there as long as the process."""
+
+
+def _is_lasting(function: Any) -> bool:
+    """Whether it is a function of one of the kernels' modules, which takes nothing from another function's call."""
+    module = sys.modules.get(function.__module__ or "")
+    ours = function.__module__ is not None and function.__module__.startswith("tccompile.kernels.")
+    return ours and function.__closure__ is None and function.__globals__ is getattr(module, "__dict__", None)
 
 
 def _inlined(caller: Any, block: Any, i: int, callee: Any) -> list[tuple[int, Any]]:
@@ -97,11 +118,11 @@ def _renamed(function: Any, scope: Any) -> dict[int, Any]:
     """A copy of a function's blocks in another scope, to which its variables are added under names of this copy's own."""
     from numba.cuda.core import inline_closurecall, ir
 
-    identity, variables = function.func_id, dict[str, Any]()
+    identity, variables, holding = function.func_id, dict[str, Any](), {ir.Var, ir.Expr, list, tuple}
     prefix, free = f"{identity.func_qualname}${next(identity._unique_ids)}", {*identity.func.__code__.co_freevars}
 
     def renamed(value: Any) -> Any:
-        """A value with the variables in it renamed: the value itself, unless it is what variables can be in."""
+        """A value of a type that is or holds variables, with these renamed."""
         kind = type(value)
         if kind is ir.Var:
             name = value.name
@@ -111,17 +132,18 @@ def _renamed(function: Any, scope: Any) -> dict[int, Any]:
             return variables[name]
         if kind is ir.Expr:
             new = object.__new__(kind)
-            kws = {key: renamed(part) for key, part in value._kws.items()}
+            kws = {key: renamed(part) if type(part) in holding else part for key, part in value._kws.items()}
             new.__dict__.update(op=value.op, loc=value.loc, _kws=kws)
             return new
-        return kind(map(renamed, value)) if kind is list or kind is tuple else value
+        return kind([renamed(part) if type(part) in holding else part for part in value])
 
     def copied(statement: Any) -> Any:
         new = object.__new__(type(statement))
         if type(statement) is ir.Del:
             new.__dict__.update(value=renamed(ir.Var(scope, statement.value, statement.loc)).name, loc=statement.loc)
         else:
-            new.__dict__.update({name: renamed(value) for name, value in statement.__dict__.items()})
+            parts = statement.__dict__.items()
+            new.__dict__.update({name: renamed(value) if type(value) in holding else value for name, value in parts})
         return new
 
     blocks = {}
@@ -129,6 +151,66 @@ def _renamed(function: Any, scope: Any) -> dict[int, Any]:
         blocks[label] = ir.Block(scope, block.loc)
         blocks[label].body = [*map(copied, block.body)]
     return blocks
+
+
+# --- Reading bytecode ----------------------------------------------------------------------------------------------------
+
+
+class _Flowed(NamedTuple):
+    """What is known of a function's bytecode, as Numba's `Flow` has it after `run`."""
+
+    block_infos: Any
+    cfgraph: Any
+
+    def run(self) -> None:
+        """There is nothing left to do."""
+
+
+_FLOWS: dict[Any, _Flowed] = {}
+MOST_FLOWS = 4096
+"""Code objects whose flow is kept."""
+
+
+def _flow(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Numba's class `Flow`, which goes through a code object once: functions made by the same text share it, whatever values
+    they close over."""
+
+    def quicker(bytecode: Any) -> Any:
+        code = bytecode.func_id.func.__code__
+        if code not in _FLOWS:
+            flow = of(bytecode)
+            flow.run()
+            if len(_FLOWS) >= MOST_FLOWS:
+                _FLOWS.clear()
+            _FLOWS[code] = _Flowed(flow.block_infos, flow.cfgraph)
+        return _FLOWS[code]
+
+    return quicker
+
+
+def _new_error_context(context: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba's function of this name, which puts a message together only where there is an error to add it to."""
+
+    class Quicker:
+        __slots__ = ("args", "kwargs")
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.args, self.kwargs = args, kwargs
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+            if kind is None:
+                return None
+            whole = context(*self.args, **self.kwargs)
+            whole.__enter__()
+            return whole.__exit__(kind, error, trace)
+
+    return Quicker
+
+
+# --- What is alive -------------------------------------------------------------------------------------------------------
 
 
 def _post_process(run: Callable[..., None]) -> Callable[..., None]:
@@ -149,6 +231,46 @@ def _post_process(run: Callable[..., None]) -> Callable[..., None]:
         return None
 
     return quicker
+
+
+def _compute_live_map(graph: Any, blocks: dict[int, Any], used: dict[int, set[str]], defined: dict[int, set[str]]) -> Any:
+    """Numba's function of this name: the variables that are alive where each block begins. It goes through the blocks as they
+    follow each other, so that few rounds find all."""
+    order = [label for label in graph.topo_order() if label in blocks]
+    order += [label for label in blocks if label not in {*order}]
+    reached: dict[int, set[str]] = {label: set() for label in blocks}  # what is defined or used on some way to the block's end
+    alive = {label: {*used[label]} for label in blocks}
+    grew = True
+    while grew:
+        grew = False
+        for label in order:
+            own = reached[label]
+            before = len(own)
+            own |= defined[label] | used[label]
+            for earlier, _ in graph.predecessors(label):
+                own |= reached[earlier]
+            grew = grew or len(own) != before
+    grew = True
+    while grew:
+        grew = False
+        for label in reversed(order):
+            for earlier, _ in graph.predecessors(label):
+                own = alive[earlier]
+                before = len(own)
+                own |= (alive[label] & reached[earlier]) - defined[earlier]
+                grew = grew or len(own) != before
+    return alive
+
+
+def _rewrite_typed(passed: Any, state: Any) -> bool:
+    """Numba's `NopythonRewrites.run_pass`, which says nowhere what variables end: nothing that it rewrites asks for it."""
+    from numba.cuda.core import postproc, rewrites
+
+    processor = postproc.PostProcessor(state.func_ir)
+    processor.run()
+    rewrites.rewrite_registry.apply("after-inference", state)
+    processor.remove_dels()
+    return True
 
 
 # --- Variables that are assigned once ------------------------------------------------------------------------------------
@@ -202,19 +324,34 @@ def _find_singly_assigned_variable(lower: Any) -> None:
     lower._singly_assigned_vars, lower._blk_local_varmap = set(once) - used, {}
 
 
-def _rec_list_vars(instruction: Any, value: Any) -> list[Any]:
-    """Numba's `Inst._rec_list_vars`, which calls nothing for a variable."""
+def _rec_list_vars(listed: Callable[[Any, Any], list[Any]]) -> Callable[[Any, Any], list[Any]]:
+    """Numba's `Inst._rec_list_vars`, which calls nothing for a variable, and asks of a type once what its values may hold."""
     from numba.cuda.core import ir
 
-    kind, found = type(value), list[Any]()
-    for part in value.values() if kind is dict else value if kind is list or kind is tuple else (value,):
-        if isinstance(part, ir.var_types):
-            found.append(part)
-        elif isinstance(part, ir.inst_types):
-            found += part.list_vars()
-        elif isinstance(part, (list, tuple, dict)):
-            found += instruction._rec_list_vars(part)
-    return found
+    var, expr, bare = ir.Var, ir.Expr, {str, int, float, bool, type(None), ir.Loc, ir.Const, ir.Global, ir.FreeVar, FunctionType}
+
+    def collect(parts: Iterable[Any], found: list[Any], instruction: Any) -> None:
+        for part in parts:
+            kind = type(part)
+            if kind is var:
+                found.append(part)
+            elif kind in bare:
+                continue
+            elif kind is expr:
+                collect(part._kws.values(), found, part)
+            elif kind is list or kind is tuple:
+                collect(part, found, instruction)
+            elif kind is dict:
+                collect(part.values(), found, instruction)
+            else:
+                found += listed(instruction, part)
+
+    def quicker(instruction: Any, value: Any) -> list[Any]:
+        found: list[Any] = []
+        collect((value,), found, instruction)
+        return found
+
+    return quicker
 
 
 def _compat_list_vars_stmt(listed: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:

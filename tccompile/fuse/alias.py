@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tccompile.fuse.editor import Editor, copies
 from tccompile.ir.expr import Atom, Index, Quotient, Remainder, View, constant
+from tccompile.ir.extent import possible
 from tccompile.ir.ops import Attention, Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, merged
@@ -21,7 +22,8 @@ def alias(program: Program) -> Program:
         if not e.is_private(y.name):
             continue
         view = _as_view(e.tensors[op.views[0].tensor], y, op.views[0], e.grain(y.name))
-        if view is not None and _suits_readers(e, view):
+        can = possible(f"{y.name} as a view", view is not None and _suits_readers(e, view))
+        if view is not None and can:
             e.tensors[y.name] = view
             e.viewed.add(view.storage)
             e.drop(i)

@@ -29,6 +29,9 @@ MOVES = ("concat", "expand", "flip", "pad", "reshape", "slice", "take", "transpo
 
 ONE = np.ones((), np.float32)
 
+MANY = 1 << 31
+"""Marks: the product of two such numbers is a 64-bit integer."""
+
 LEAST = 1 << 12
 """Weights of which a form of their own is worth its constants."""
 
@@ -261,12 +264,12 @@ def block_of(recipes: list[Recipe], k: int) -> int | None:
 
 def _marks(recipe: Recipe) -> tuple[np.ndarray, int]:
     """Numbers that tell elements apart which come from different ones, whatever their values; and how many there may be."""
-    if not isinstance(recipe, Transform) or recipe.fn not in (*MOVES, "cast", "mul", "div"):
+    if not isinstance(recipe, Transform) or not _passes(recipe):
         shape = extents(recipe)[0]
         size = math.prod(shape)
-        return np.arange(1, size + 1).reshape(shape), size + 1
+        return np.arange(size).reshape(shape) + 1, size + 1  # 0 is what `pad` adds
     if recipe.fn in ("mul", "div"):
-        (a, many), (b, more) = map(_marks, recipe.args)
+        (a, many), (b, more) = (_fewer(*_marks(arg)) for arg in recipe.args)
         return a * more + b, many * more
     if recipe.fn == "cast":
         return _marks(recipe.args[0])
@@ -280,6 +283,20 @@ def _marks(recipe: Recipe) -> tuple[np.ndarray, int]:
     x, count = _marks(recipe.args[0])
     others = [a.values for a in recipe.args[1:] if isinstance(a, Literal)]  # where `take` takes from
     return TRANSFORMS[recipe.fn](x, *others, **given), count
+
+
+def _passes(recipe: Transform) -> bool:
+    """Whether it is known from which elements each of a recipe's comes."""
+    taken = recipe.fn == "take" and not isinstance(recipe.args[1], Literal)
+    return recipe.fn in (*MOVES, "cast", "mul", "div") and not taken
+
+
+def _fewer(marks: np.ndarray, count: int) -> tuple[np.ndarray, int]:
+    """Marks whose products with as many others are 64-bit integers."""
+    if count < MANY:
+        return marks, count
+    found, numbers = np.unique(marks, return_inverse=True)
+    return numbers.reshape(marks.shape), len(found)
 
 
 def _skeleton(recipe: Recipe) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,28 @@ def most(extent: Extent) -> int:
     return int(extent.values.max()) if isinstance(extent, Open) else extent
 
 
-decisions: ContextVar[dict[str, bool] | None] = ContextVar("decisions", default=None)
-"""What has been decided by sizes while programs are made that are to be alike, by what it is about; None elsewhere."""
+@dataclass
+class Decisions:
+    """What has been decided by sizes while programs are made that are to be alike, by what it is about.
+
+    made        what is worth it
+    can         what is possible at all sizes so far; `differs`: some was at some of them only
+    everywhere  what is possible at some sizes only is done at none of them
+    """
+
+    made: dict[str, bool] = field(default_factory=dict)
+    can: dict[str, bool] = field(default_factory=dict)
+    differs: bool = False
+    everywhere: bool = False
+
+
+decisions: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
+"""Those of the programs that are being made; None where they need not be alike."""
 
 
 @contextmanager
-def deciding(made: dict[str, bool]) -> Iterator[None]:
-    """In here `worth` decides as was decided before, and adds to it."""
+def deciding(made: Decisions) -> Iterator[None]:
+    """In here `worth` and `possible` decide as was decided before, and add to it."""
     token = decisions.set(made)
     try:
         yield
@@ -83,8 +99,24 @@ def worth(what: str, here: bool) -> bool:
 
     what  names the decision, the same at all sizes
     """
-    made = decisions.get()
-    return here if made is None else made.setdefault(what, here)
+    known = decisions.get()
+    return here if known is None else known.made.setdefault(what, here)
+
+
+def possible(what: str, here: bool) -> bool:
+    """Whether something is done that is possible `here`; if programs are to be alike for that, only what is at all sizes.
+
+    Raises ChangedError where it was done at sizes before, and cannot be here: programs are then to be made anew.
+    """
+    known = decisions.get()
+    if known is None:
+        return here
+    before = known.can.get(what, here)
+    known.can[what] = here and before
+    known.differs |= here != before
+    if known.everywhere and before and not here:
+        raise ChangedError(what)
+    return known.can[what] if known.everywhere else here
 
 
 def whole(n: Any) -> Extent:
@@ -120,6 +152,10 @@ OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 """What a formula is made of, on arrays. `bits` is how many bits a number below 2^53 has; its second operand stands for nothing.
 `/` gives a float, with which nothing else is computed."""
+
+
+class ChangedError(UndecidedError):
+    """What was decided for some sizes cannot be for others: it is decided otherwise now, and programs are to be made anew."""
 
 
 class Open:

@@ -11,10 +11,13 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import Range, View, call, constant, coord, quotient, remainder
+from tccompile.ir.expr import Expr, Index, Range, View, call, cast, const, constant, coord, quotient, remainder
 from tccompile.ir.ops import Gemm
 from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
+from tccompile.load.late import is_late
 from tccompile.lower.builder import Builder, Reads, shape_of
+from tccompile.lower.positions import position
 
 LONGEST = 4096
 """Elements of the longest transform: its matrix is the square."""
@@ -72,6 +75,11 @@ def stft(node: gs.Node, b: Builder) -> None:
     b.copy(View(y.name, (coord(0), coord(1), coord(2) * 2 + coord(3))), b.result(t))
 
 
+def late_matrix(y: str) -> str:
+    """What `is_late` calls the matrix of a transform whose length depends on a size."""
+    return f"{y}.matrix"
+
+
 def _matrix(
     b: Builder, name: str, n: int, length: int, out: int, parts: int, wanted: int, inverse: bool, half: bool = False
 ) -> Tensor:
@@ -81,6 +89,8 @@ def _matrix(
     """
     if length > LONGEST:
         raise b.refuse(f"a transform of {length} elements", f"at most {LONGEST} are supported")
+    if is_late(late_matrix(name)):
+        return _computed_matrix(b, name, n, length, out, parts, wanted, inverse, half)
     turns = np.outer(np.arange(out), np.arange(n)) % length  # exact, where the angle would lose digits
     angle = 2 * np.pi * turns / length * (1 if inverse else -1)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])  # (q, p, bin, element)
@@ -89,3 +99,33 @@ def _matrix(
         twice = [1 if 2 * j % length == 0 else 2 for j in range(n)]
         values = values * np.array(twice)[:, None]
     return b.literal(f"{name}.matrix", values.reshape(out * wanted, n * parts).astype(np.float32))
+
+
+def _computed_matrix(
+    b: Builder, name: str, n: int, length: int, out: int, parts: int, wanted: int, inverse: bool, half: bool
+) -> Tensor:
+    """The same, computed when the plan runs.
+
+    Angles are counted in quarters of 1 / length turns, as integers: what is -sin or sin is a cosine a quarter of a turn further.
+    So nothing is lost before the cosine, and its argument is between -pi and pi.
+    """
+    shape = (out * wanted, n * parts)
+    reads = Reads(b, shape)
+    rows, columns = coord(0), coord(1)
+
+    def place(text: str, index: Index, count: int) -> Expr:
+        return position(reads, f"{name}.{text}", index, count) if count > 1 else const(0, DType.I64)
+
+    bin_, element = place("bin", quotient(rows, wanted, shape), out), place("element", quotient(columns, parts, shape), n)
+    q, p = place("q", remainder(rows, wanted, shape), wanted), place("p", remainder(columns, parts, shape), parts)
+    turns = call("mul", call("mul", bin_, element), 4 if inverse else -4)
+    turns = call("add", turns, call("mul", call("sub", p, q), length))
+    from_middle = call("sub", call("floor_mod", turns, 4 * length), 2 * length)
+    angle = call("mul", call("div", cast(from_middle, DType.F32), float(length)), math.pi / 2)
+    value = call("neg", call("cos", angle))  # half a turn further
+    if half:
+        alone = call("equal", call("floor_mod", call("mul", element, 2), length), 0)
+        value = call("mul", value, call("where", alone, const(1.0), const(2.0)))
+    if inverse:
+        value = call("div", value, float(length))
+    return b.compute(b.new(f"{name}.matrix", shape, order=(0, 1)), value, reads)

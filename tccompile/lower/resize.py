@@ -22,6 +22,8 @@ NARROW = (DType.I8, DType.U8, DType.I16, DType.U16, DType.BOOL)
 """Integers that floats hold exactly."""
 
 
+BYTES = (DType.I8, DType.U8)
+
 MOST = 1 << 24
 """Elements of an axis, and taps of all of them: tables of them take up to 1 GiB while they are made."""
 
@@ -52,7 +54,7 @@ def resize(node: gs.Node, b: Builder) -> None:
         if view is not None:
             b.copy(view, b.result(y, b.order_for(shape_of(y), x)))
             return
-    if not b.dtype(x).is_float and (b.dtype(x) not in NARROW or b.attr("mode", "nearest") != "nearest"):
+    if not b.dtype(x).is_float and not _takes(b.dtype(x), b):
         raise b.refuse(f"it resamples {b.dtype(x).value} in mode {b.attr('mode', 'nearest')}", "cast its input to float")
     axes = [a for a in axes if not a.identity(x.shape[a.axis])]
     if axes and len(x.shape) in IMAGE and all(a.axis >= 2 for a in axes):
@@ -63,6 +65,12 @@ def resize(node: gs.Node, b: Builder) -> None:
         source = _along(b, source, a)
     reads = Reads(b, shape_of(y))
     b.compute(b.result(y), _replaced(b, axes, reads.view(identity_view(source.name, source.rank)), reads), reads)
+
+
+def _takes(dtype: DType, b: Builder) -> bool:
+    """Whether integers are resampled: as elements, or, of bytes, as sums of them, which are cut off as ONNX Runtime does."""
+    mode = b.attr("mode", "nearest")
+    return dtype in NARROW if mode == "nearest" else mode == "linear" and dtype in BYTES and not b.attr("antialias", 0)
 
 
 def nearest_view(tensor: str, index: dict[int, np.ndarray], tensor_shape: Shape, shape: Shape) -> View | None:

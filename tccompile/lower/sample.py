@@ -36,7 +36,9 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import transform
 from tccompile.load.constants import recipe_of
+from tccompile.load.late import is_late
 from tccompile.lower.builder import IMAGE, Builder, Reads, shape_of
+from tccompile.lower.positions import position
 from tccompile.lower.reduce import REDUCTIONS, combine
 
 CUBIC = -0.75
@@ -47,20 +49,33 @@ def affine_grid(node: gs.Node, b: Builder) -> None:
     """y (N, D, H, W, 3) or (N, H, W, 2) = theta @ (x, y, z, 1) for places from -1 to 1, of corners or of centres."""
     size, y = b.ints(1, "size"), node.outputs[0]
     assert size is not None
-    extents, shape = size[2:], shape_of(y)
-    corners, count = bool(b.attr("align_corners", 0)), len(size) - 2
+    shape, corners, count = shape_of(y), bool(b.attr("align_corners", 0)), len(size) - 2
     reads = Reads(b, shape)
     theta, total = b.value(node.inputs[0]), None
     for j in range(count + 1):
         value = reads.view(View(theta.name, (coord(0), coord(count + 1), constant(j))))
         if j < count:
-            n = extents[count - 1 - j]  # x runs along the last axis
-            at = np.linspace(1, -1, n)[::-1] if corners else (2 * np.arange(n) + 1) / n - 1  # of one corner the last, 1
-            places = b.literal(f"{y.name}.places{j}", at.astype(np.float32))
-            value = call("mul", value, reads.view(View(places.name, (coord(count - j),))))
+            value = call("mul", value, _grid_places(b, reads, y.name, count - j, corners))  # x runs along the last axis
         total = value if total is None else call("add", total, value)
     assert total is not None
     b.compute(b.result(y), total, reads)
+
+
+def late_places(y: str, axis: int) -> str:
+    """What `is_late` calls the places along an axis of an AffineGrid's result whose extent depends on a size."""
+    return f"{y}.places{axis}"
+
+
+def _grid_places(b: Builder, reads: Reads, y: str, axis: int, corners: bool) -> Expr:
+    """The places along an axis of the grid, from -1 to 1."""
+    n = reads.shape[axis]
+    if n > 1 and is_late(late_places(y, axis)):  # whole numbers up to the quotient
+        place = cast(position(reads, f"{y}.{axis}", coord(axis), n), DType.F32)
+        from_middle = call("sub", call("mul", place, 2.0), float(n - 1))
+        return call("div", from_middle, float(n - 1 if corners else n))
+    at = np.linspace(1, -1, n)[::-1] if corners else (2 * np.arange(n) + 1) / n - 1  # of one corner the last, 1
+    places = b.literal(f"{y}.places{axis}", at.astype(np.float32))
+    return reads.view(View(places.name, (coord(axis),)))
 
 
 def grid_sample(node: gs.Node, b: Builder) -> None:

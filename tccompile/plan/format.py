@@ -42,7 +42,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -215,7 +215,21 @@ class Family:
                     return None
         if len(found) < len(self.sizes) or any(found[i] not in size for i, size in enumerate(self.sizes)):
             return None
-        return tuple(found[i] for i in range(len(self.sizes)))
+        sizes = tuple(found[i] for i in range(len(self.sizes)))
+        return sizes if self._have(shapes, sizes) else None
+
+    @cached_property
+    def _sums(self) -> list[tuple[str, int, int]]:
+        """Extents of inputs that follow from the sizes: the input, the axis, and the formula."""
+        tensors = self.entry.program.tensors
+        extents: list[Any] = [(name, axis, n) for name in self.entry.program.inputs for axis, n in enumerate(tensors[name].shape)]
+        open_ = [(name, axis, n.number) for name, axis, n in extents if isinstance(n, Slot)]
+        return [(name, axis, formula) for name, axis, formula in open_ if self.formulas[formula][0] != "size"]
+
+    def _have(self, shapes: Mapping[str, Shape], sizes: Sequence[int]) -> bool:
+        """Whether extents that follow from the sizes are what they must be."""
+        numbers = computed(self.formulas, sizes) if self._sums else ()
+        return all(shapes[name][axis] == numbers[formula] for name, axis, formula in self._sums)
 
 
 @dataclass(frozen=True)
@@ -581,7 +595,6 @@ def _check_family(family: Family) -> None:
     require(not any(slots(program.tensors.get(name)) for name in program.constants), "a constant whose layout a size decides")
     extents: list[Any] = [n for name in program.inputs for n in program.tensors[name].shape if isinstance(n, Slot)]
     bare = {f[1] for n in extents if (f := family.formulas[n.number])[0] == "size"}
-    require(all(family.formulas[n.number][0] == "size" for n in extents), "an extent of an input that is none of the sizes")
     require(bare == set(range(len(family.sizes))), "a size that is no extent of an input")
 
 

@@ -18,6 +18,8 @@ can be run):
   result by much more, as in a difference         (sensitivity.py)
   an angle, a position, a whole number            stored in fp32, whatever was seen (positions.py)
   results of exp and the like                     stored in fp32, whatever was seen: other inputs may give far larger ones
+  elements that a huge constant replaces          stored in fp32, whatever was seen: other inputs may have some to replace
+  by an estimate, extremely large or small        stored in fp32, and multiplied in it: such estimates may be far off
 
 What is compared for equality with fp32 values, as ArgMax compares elements with the largest, is fp32 in any mode; and so are
 single numbers, which scale or shift whole tensors, as those of DynamicQuantizeLinear do, and whole numbers that 16 bits may not
@@ -31,7 +33,7 @@ weights are as far apart, or what is summed is not known or not all channels, th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -60,6 +62,9 @@ magnitude is at most 2**STEP, which leaves as much room above as a range of 2**2
 
 STEEP = ("exp", "expm1", "sinh", "cosh", "pow")
 """Functions that leave fp16's range soon after their argument leaves 1; powers with a constant exponent do not count."""
+
+FAR = 16
+"""The binary logarithm of the greatest scale that an estimate is believed for: fp16 loses what is 22 octaves below it."""
 
 MANY = 32
 """Terms of a sum from which on its weights are rounded such that they add up: among few, each that goes the longer way counts."""
@@ -94,6 +99,7 @@ def precision(
             choice.measure(owner, values)
     if mode == "mixed":
         choice.widen_steep()
+        choice.widen_replaced()
     if mode in ("mixed", "bf16"):
         choice.widen_positions(bytes_count)
     if mode == "fp16":
@@ -161,6 +167,7 @@ class _Choice:
 
     half    fp16 or bf16
     wide    tensors in fp32; of those, fp16 would lose the values of `lost`, which has the scale at which it keeps the largest
+    unsure  of those, tensors whose size is a far estimate, so that no scale is sure to keep them
     exact   ops that read their operands in fp32, by position
     even    constants whose norms for each input channel are of about one size
     sensitive  nodes of products with an operand that they must read in fp32
@@ -172,6 +179,7 @@ class _Choice:
     storage: dict[str, Storage] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
     lost: dict[str, float] = field(default_factory=dict)
+    unsure: set[str] = field(default_factory=set)
     exact: set[int] = field(default_factory=set)
     even: set[str] = field(default_factory=set)
     sensitive: set[tuple[str, str]] = field(default_factory=set)
@@ -238,7 +246,7 @@ class _Choice:
         v = values.magnitudes
         if owner in self.divisors and v.size and v.min() < LEAST:
             self._widen_with(owner, f"fp32: it divides, and has values of {v.min():.1e}")
-        fits = values.largest < HEADROOM or values.bound <= np.finfo(np.float16).max
+        fits = values.largest < HEADROOM or values.bound <= DType.F16.largest
         need = values.need
         if need is not None and any(need.node in op.nodes for op in self.readers.get(owner, ())):  # of what is fused here too
             self._widen_with(owner, f"fp32: rounded to fp16, it would move what {need.node!r} makes of it by {need.moved:.0e}")
@@ -255,6 +263,8 @@ class _Choice:
         power = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
         scale = 2.0 ** max(min(power, 48), -120)
         scaled, largest = v * scale, values.largest * scale
+        if values.estimated and abs(power) > FAR:
+            self.unsure.add(owner)
         ends = largest > 2.0**STEP or float(np.float16(largest)) / scale > DType.F32.largest  # rounded up
         if owner in self.wide:
             self.lost[owner] = scale
@@ -263,6 +273,9 @@ class _Choice:
             self.lost[owner] = scale
         elif self.growth.get(owner, 0.0) >= MIXED:
             self._widen(owner, f"fp32: {what}; a product of activations: other inputs make it far smaller or larger")
+            self.lost[owner] = scale
+        elif owner in self.unsure:
+            self._widen(owner, f"fp32: {what}, which may be far off")
             self.lost[owner] = scale
         elif blocker := self._blocker(owner):
             self._widen(owner, f"fp32: {what}, and {type(blocker).__name__} {blocker.nodes[0]!r} takes no scale")
@@ -288,6 +301,22 @@ class _Choice:
                 steep[owner] = why
                 if owner not in self.storage:
                     self._widen(owner, f"fp32: {why}, which other inputs make far larger")
+
+    def widen_replaced(self) -> None:
+        """fp32 for results that have a constant beyond fp16 in the place of some elements, and their copies: -inf is another
+        number where it is an output, and where it fills a whole row of a softmax."""
+        replaced: dict[str, str] = {}
+        for op in self.program.ops:
+            owner = self.program.tensors[op.y].storage
+            if any(_may_be_huge(e) for e in _values(op.epilogue.expr)):
+                why = f"{op.nodes[-1]!r} puts numbers beyond fp16 in the place of others"
+            else:
+                of = (replaced[o] for name in op.inputs if (o := self.program.tensors[name].storage) in replaced)
+                why = next(of, "") if _selects(op) else ""
+            if why and self.is_free(owner):
+                replaced[owner] = why
+                if owner not in self.wide:
+                    self._widen(owner, f"fp32: {why}")
 
     def widen_equal(self) -> None:
         """fp32 for what is compared for equality with fp32, and for what it is a copy or an element of."""
@@ -348,6 +377,7 @@ class _Choice:
                 continue
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
+            far = far or any(o in self.unsure for o in owners)
             far = far or any(self.lost.get(o, 1.0) < 2.0**-STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
@@ -366,6 +396,20 @@ def _selects(op: Op) -> bool:
         case Pool(kind=kind):
             return kind == "max" and op.epilogue.expr == ACC
     return isinstance(op, Pointwise) and op.epilogue.expr == load(0)
+
+
+def _values(e: Expr) -> Iterator[Expr]:
+    """An expression, and those that its result may be the very value of, or a sum, a product or a copy of."""
+    yield e
+    if e.fn in ("add", "sub", "mul", "div", "cast", "neg", "min", "max", "where"):
+        for a in e.args[e.fn == "where" :]:
+            yield from _values(a)
+
+
+def _may_be_huge(e: Expr) -> bool:
+    """Whether the expression puts a finite constant that fp16 does not hold in the place of elements."""
+    huge = (abs(a.value) for a in e.args[1:] if a.fn == "const" and isinstance(a.value, float) and math.isfinite(a.value))
+    return e.fn == "where" and e.dtype is DType.F32 and any(value > DType.F16.largest for value in huge)
 
 
 def _middle(v: np.ndarray) -> float:

@@ -113,10 +113,12 @@ class Entries:
     """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
 
     floats  what all of them take in floats, on each generation; elsewhere times are such that these are all alike
+    makers  the names of the nodes that make tensors, by the tensors' names
     """
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
+        self.makers = {t.name: node.name for graph in graphs for node in graph.nodes for t in node.outputs}
         self.floats = self.times((), {})
         mean = sum(self.floats.values()) / len(self.floats)
         self._scales = {arch: mean / total if total else 1.0 for arch, total in self.floats.items()}
@@ -237,20 +239,26 @@ def _as_one(members: Sequence[Activation]) -> Activation:
 
 def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) -> list[Timed]:
     """The activations with estimates of what their steps take for each way to store them."""
-    by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS))]
+    by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS), entries.makers)]
     for way in WAYS[1:]:
         likely = {a.name: next((w for w in (way, WITHOUT_ALL.get(way)) if w in a.ways), FLOATS) for a in activations}
         some = any(way in a.ways for a in activations)
-        by_way.append(share_out(entries.steps(activations, likely), activations, likely) if some else by_way[0])
+        by_way.append(share_out(entries.steps(activations, likely), activations, likely, entries.makers) if some else by_way[0])
     return [Timed(a, tuple(times[a.name] for times in by_way)) for a in activations]
 
 
-def share_out(steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int]) -> dict[str, float]:
-    """Each step's time as that of the activations which it multiplies, or else quantizes or reads: by their names."""
+def share_out(
+    steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int], makers: Mapping[str, str]
+) -> dict[str, float]:
+    """Each step's time as that of the activations which it multiplies, or else makes, quantizes or reads: by their names.
+
+    makers  the nodes that make tensors, by name: a norm, say, takes its time whether it stores bytes or floats
+    """
     times = dict.fromkeys((a.name for a in activations), 0.0)
     multiplies = {layer: a.name for a in activations for layer in a.layers}
     multiplies |= {f"{layer}/{op}": name for layer, name in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
     stores = {node: a.name for a in activations for t in a.how[choice[a.name]] for node in (quantize_of(t), dequantize_of(t))}
+    stores |= {makers[t]: a.name for a in activations for how in a.how for t in how if t in makers}
     for nodes, time in steps:
         owners = {multiplies[n] for n in nodes if n in multiplies} or {stores[n] for n in nodes if n in stores}
         for name in owners:

@@ -7,15 +7,17 @@ by other rules, the range is divided.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.extent import Extent, UndecidedError
+from tccompile.ir.extent import ChangedError, Decisions, Extent, UndecidedError
 from tccompile.ir.program import Program, verify
-from tccompile.plan.formulas import Formula, computed, drawn, filler
+from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
 from tccompile.ranges.fit import fit, padded
 
@@ -47,33 +49,52 @@ class Pattern:
 
     def at(self, sizes: Sequence[Extent]) -> Program:
         """The program at these sizes, numbers or open ones."""
-        program: Program = filler(self.tree)(computed(self.formulas, sizes))
+        program: Program = self._fill(computed(self.formulas, sizes))
         return program
 
+    @cached_property
+    def _fill(self) -> Maker:
+        return filler(self.tree)
 
-def patterns(box: Box, program_of: Callable[[Box], ProgramAt]) -> list[Pattern]:
+
+def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> list[Pattern]:
     """The range in parts, each with its program.
 
-    program_of  gives what makes programs in a part
+    program_of  gives what makes programs in a part, alike in what they decide by sizes
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
-    todo, done = without_ones(box), list[Pattern]()
+    todo, done = [(part, Decisions()) for part in without_ones(box)], list[Pattern]()
     while todo:
-        part = todo.pop(0)
+        part, decided = todo.pop(0)
+        program_at = _settled(partial(program_of, part, decided))
         try:
-            done.append(pattern(part, program_of(part)))
+            done.append(_settled(partial(pattern, part, program_at)))
         except UndecidedError as why:
-            seen = star(part, fixed_of(part, program_of(part)))
+            seen = star(part, _settled(partial(fixed_of, part, program_at)))
             parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
+            own = _each_its_own(part, program_at)
+            if (own or parts is None) and decided.differs and not decided.everywhere:  # no cut tells where it is possible
+                todo.insert(0, (part, replace(decided, everywhere=True)))
+                continue
             parts = parts or halves(part)
-            if parts is None or len(todo) + len(done) + 2 > BOXES or _each_its_own(part, program_of(part)):
+            if parts is None or len(todo) + len(done) + 2 > BOXES or own:
                 told = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
                 raise UnsupportedError(
                     f"the model does not do the same at all sizes of the range ({told}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
-            todo[:0] = parts
+            todo[:0] = [(half, Decisions()) for half in parts]
     return done
+
+
+T = TypeVar("T")
+
+
+def _settled(make: Callable[[], T]) -> T:
+    """What is made, anew until what is decided by sizes is the same for all."""
+    while True:
+        with suppress(ChangedError):
+            return make()
 
 
 def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
@@ -85,7 +106,7 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
         one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
         try:
             if len(size.all) > 1:
-                pattern(one, program_at)
+                _settled(partial(pattern, one, program_at))
         except UndecidedError:
             return True
     return False
@@ -190,10 +211,12 @@ def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | No
 
 
 def _quotient(numbers: Sequence[float], formula: Callable[[tuple[int, ...]], Extent | None]) -> Any:
-    """Floats that are counts, or one part of a count as a mean's factor is, as an open float; None if they are neither."""
-    if all(x.is_integer() for x in numbers):
-        count = formula(tuple(map(int, numbers)))
-        return None if count is None else count / 1
+    """Floats that are counts or halves of counts, or one part of a count as a mean's factor is, as an open float; None for
+    others."""
+    for part in (1, 2):
+        if all((part * x).is_integer() for x in numbers):
+            count = formula(tuple(int(part * x) for x in numbers))
+            return None if count is None else count / part
     if not all(0 < abs(x) <= 1 for x in numbers):
         return None
     counts = tuple(round(1 / x) for x in numbers)

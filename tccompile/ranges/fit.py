@@ -1,23 +1,24 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
 What a program says of sizes is few forms of numbers: an extent of a layer, (a * d + b) // c * e + f of one dimension d of the
-model's inputs, and products of these, which are strides and counts. Strides divide, padding adds, pooling and upsampling do both;
-divisions one after the other are one, and a is 1 but for images that become half as large again. So a formula that fits the sizes
-looked at can only be wrong where a program is made by other rules at other sizes; `alike` compares it there.
+model's inputs, at most so much, and products of these, which are strides and counts; and what such a number leaves of a
+dimension. Strides divide, padding adds, pooling and upsampling do both; divisions one after the other are one, and a is 1 but
+for images that become half as large again. So a formula that fits the sizes looked at can only be wrong where a program is made
+by other rules at other sizes; `alike` compares it there.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import gcd
 from operator import mul
 
 import numpy as np
 
-from tccompile.ir.extent import Extent, round_up
+from tccompile.ir.extent import Extent, least, round_up
 from tccompile.plan.formulas import computed, drawn, filler
 
 DIVISORS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 14, 20, 24, 28, 40, 48, 56)
@@ -32,17 +33,19 @@ SURE = 4
 
 @dataclass(frozen=True)
 class Line:
-    """(a * d + b) // c * e + f."""
+    """(a * d + b) // c * e + f, or `most` where that is less."""
 
     b: int
     c: int
     e: int
     f: int
     a: int = 1
+    most: int | None = None
 
     def of(self, d: Extent) -> Extent:
         whole = (d * self.a + self.b) // self.c if self.c > 1 else d + self.b
-        return whole * self.e + self.f
+        line = whole * self.e + self.f
+        return line if self.most is None else least(line, self.most)
 
 
 def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
@@ -57,7 +60,18 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
         found = _of_sum(numbers, at, sizes, pair)
         if found is not None:
             break
-    return found
+    return found if found is not None else _beside(numbers, at, sizes)
+
+
+def _beside(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
+    """A formula less a size or so, as what is added to a signal to fill its last window; or and one more, as places have that
+    end with a sum."""
+    beside = [("", k) for k in (1, -1)] + list(itertools.product(sizes, (-1, 1, -2, 2)))
+    for name, k in beside:
+        rest = [n - k * (p[name] if name else 1) for n, p in zip(numbers, at, strict=True)]
+        if len(set(rest)) > 1 and (found := _product(rest, at, at, sizes)) is not None:
+            return found + k * (sizes[name] if name else 1)
+    return None
 
 
 def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
@@ -140,6 +154,8 @@ def _lines(numbers: Mapping[int, int]) -> list[Line]:
     """The line through numbers at values of one size; or two, whose product they are but for a factor. None: no such lines."""
     if (line := _line(numbers)) is not None:
         return [line]
+    if (line := _capped(numbers)) is not None:
+        return [line]
     d, v = list(numbers), list(numbers.values())
     for c in PADDED:
         for first in (Line(0, 1, 1, 0), Line(c - 1, c, c, 0)):
@@ -171,6 +187,16 @@ def _line(numbers: Mapping[int, int]) -> Line | None:
     return _slanted(d, v)
 
 
+def _capped(numbers: Mapping[int, int]) -> Line | None:
+    """The line through numbers up to the largest one, which larger sizes have, too: of what is looked for, so much at most."""
+    most = max(numbers.values())
+    below = {d: v for d, v in numbers.items() if v < most}
+    line = _line(below) if SURE <= len(below) < len(numbers) - 1 else None
+    if line is None or any(int(line.of(d)) < most for d in numbers if d not in below):
+        return None
+    return replace(line, most=most)
+
+
 def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:
     """The line of a share of d that is no whole part of it, as three halves."""
     i, j, e = int(d.argmin()), int(d.argmax()), int(np.gcd.reduce(v - v[0]))
@@ -190,8 +216,8 @@ def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:
 
 def _primitive(line: Line) -> Line:
     """The line without a factor that all its values have."""
-    common = gcd(line.e, line.f)
-    return Line(line.b, line.c, line.e // common, line.f // common, line.a)
+    common = gcd(line.e, line.f, line.most or 0)
+    return replace(line, e=line.e // common, f=line.f // common, most=line.most and line.most // common)
 
 
 def _at(formula: Extent, sizes: Mapping[str, int]) -> int:

@@ -16,21 +16,31 @@ AGAIN = "export it with open dimensions (torch.onnx.export's dynamic_shapes)"
 """What makes a range of a size that a model fixes."""
 
 
+Terms = tuple[int | str, ...]
+"""Numbers and names of sizes that are added."""
+
+
 @dataclass(frozen=True)
 class OpenInputs:
     """The inputs of a model for a range.
 
     box   the sizes, in the order in which inputs have them
-    axes  of each input: extents, and the names of sizes
+    axes  of each input: extents, the names of sizes, and sums of these, as exporters name the tokens before and those now
     """
 
     box: Box
-    axes: Mapping[str, tuple[int | str, ...]]
+    axes: Mapping[str, tuple[int | str | Terms, ...]]
 
     def shapes(self, point: Point) -> Shapes:
         """The shapes of all inputs at a point."""
         sizes = dict(zip((size.name for size in self.box), point, strict=True))
-        return {name: tuple(sizes[n] if isinstance(n, str) else n for n in extents) for name, extents in self.axes.items()}
+        return {name: tuple(_extent(n, sizes) for n in extents) for name, extents in self.axes.items()}
+
+
+def _extent(told: int | str | Terms, sizes: Mapping[str, int]) -> int:
+    if isinstance(told, tuple):
+        return sum(_extent(term, sizes) for term in told)
+    return sizes[told] if isinstance(told, str) else told
 
 
 def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mapping[str, Size | Axes], fixed: Shapes) -> OpenInputs:
@@ -38,23 +48,29 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mappin
 
     Raises UsageError for ranges that fit no input, and for dimensions without one.
     """
-    found, box = dict[str, tuple[int | str, ...]](), dict[str, Size]()
+    found, box = dict[str, tuple[int | str | Terms, ...]](), dict[str, Size]()
     inputs = [v for v in graph.input if v.name not in weights]
     missing = []
     for value in inputs:
         declared = [d.dim_param or d.dim_value if d.WhichOneof("value") else "?" for d in value.type.tensor_type.shape.dim]
         told = ranges.get(value.name)
         if value.name in fixed:
-            extents: list[int | str | Size] = [*fixed[value.name]]
+            extents: list[int | str | Size | Terms] = [*fixed[value.name]]
         elif told is not None:
             extents = _told(value.name, told if isinstance(told, tuple) else (told,), declared)
         else:
-            extents = [ranges.get(d, d) if isinstance(d, str) else d for d in declared]  # type: ignore[misc]
+            extents = [_named(d, ranges) if isinstance(d, str) else d for d in declared]
         missing += [f"{d!r} of input {value.name!r}" for d in extents if isinstance(d, str)]
         for size in extents:
             if isinstance(size, Size) and box.setdefault(size.name, size) != size:
                 raise UsageError(f"two ranges for the size {size.name!r}: {_text(box[size.name])} and {_text(size)}")
         found[value.name] = tuple(e.name if isinstance(e, Size) else e for e in extents)
+    for axes in found.values():
+        for name in (term for axis in axes if isinstance(axis, tuple) for term in axis if isinstance(term, str)):
+            if name not in box:
+                raise UsageError(
+                    f"{name!r} is a part of an input's extent only, and no extent of its own: give a shape (--shape)"
+                )
     unused = [name for name in ranges if name not in box and (name not in found or name in fixed)]
     if unused:
         if whose := next((v.name for v in inputs if v.name in fixed and unused[0] in (v.name, *_names(v))), None):
@@ -74,11 +90,24 @@ def _names(value: onnx.ValueInfoProto) -> list[str]:
     return [d.dim_param for d in value.type.tensor_type.shape.dim if d.dim_param]
 
 
-def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size]:
+def _named(dimension: str, ranges: Mapping[str, Size | Axes]) -> str | Size | Terms:
+    """What is known of a dimension; its name if that is nothing."""
+    told = ranges.get(dimension)
+    return told if isinstance(told, Size) else _terms(dimension, ranges) or dimension
+
+
+def _terms(dimension: str, ranges: Mapping[str, Size | Axes]) -> Terms | None:
+    """The terms of a dimension that is called by a sum, as "past + 1"; None if it is not one of sizes that have a range."""
+    terms = [int(t) if t.isdecimal() else t for t in (part.strip() for part in dimension.split("+"))]
+    known = all(isinstance(t, int) or isinstance(ranges.get(t), Size) for t in terms)
+    return tuple(terms) if known and len(terms) > 1 else None
+
+
+def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size | Terms]:
     """An input's axes as the user gives them, held to what the model declares; a size has the dimension's name, if it has one."""
     if len(axes) != len(declared):
         raise UsageError(f"input {name!r} has {len(declared)} axes, and its range {len(axes)}")
-    out: list[int | str | Size] = []
+    out: list[int | str | Size | Terms] = []
     for number, (axis, there) in enumerate(zip(axes, declared, strict=True)):
         if isinstance(there, int) and axis != there:
             said = _text(axis) if isinstance(axis, Size) else axis

@@ -24,8 +24,10 @@ from tccompile.ir.weights import same
 from tccompile.load.constants import Weight, held
 from tccompile.load.late import Seen, computing, watching
 from tccompile.load.valid import DECIDES
+from tccompile.lower.fourier import late_matrix
 from tccompile.lower.registry import CONVERTERS
 from tccompile.lower.resize_late import late_axis, late_scales
+from tccompile.lower.sample import late_places
 from tccompile.ranges.box import Box, Point, scattered, without_ones
 from tccompile.ranges.tables import tables
 
@@ -38,7 +40,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Trace:
-    """What there was at one point: what was folded, the graph that was left, and the program."""
+    """What there was at one point: what was folded, the nodes left that are TABLED, and the program."""
 
     seen: Seen
     graph: gs.Graph
@@ -49,8 +51,8 @@ def traced(load: Callable[[], gs.Graph], to_program: Callable[[gs.Graph], Progra
     """A trace of what `load` and `to_program` make."""
     with watching() as seen:
         graph = load()
-    resizes = gs.Graph([node for node in graph.nodes if node.op == "Resize"])
-    return Trace(seen, resizes.copy() if resizes.nodes else resizes, to_program(graph))
+    tabled = gs.Graph([node for node in graph.nodes if node.op in TABLED])
+    return Trace(seen, tabled.copy() if tabled.nodes else tabled, to_program(graph))
 
 
 def _points(box: Box) -> list[Point]:
@@ -77,7 +79,7 @@ def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np
         if broken and not found.names:  # they have other names since they have been rewritten
             for reader in readers:
                 found.follow(*reader)
-        names |= found.names | {*_resized([trace.graph for trace in traces])}
+        names |= found.names | {*_tabled([trace.graph for trace in traces])}
         if names == before:
             break
     return names
@@ -166,29 +168,48 @@ def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool) -> bool:
 
 
 def _is_count(numbers: Sequence[float]) -> bool:
-    """Whether floats are the same, counts, or one part of a count, which `alike` finds formulas for."""
+    """Whether floats are the same, counts or halves of counts, or one part of a count, which `alike` finds formulas for."""
     if not all(map(math.isfinite, numbers)):
         return len({*map(str, numbers)}) == 1
     parts = all(0 < abs(x) <= 1 and 1 / round(1 / x) == x for x in numbers)
-    return len(set(numbers)) == 1 or parts or all(x.is_integer() for x in numbers)
+    return len(set(numbers)) == 1 or parts or all((2 * x).is_integer() for x in numbers)
 
 
-# --- Resize ----------------------------------------------------------------------------------------------------------
+# --- Tables that lowering makes --------------------------------------------------------------------------------------
 
 
-def _resized(graphs: Sequence[gs.Graph]) -> Iterator[str]:
-    """What is computed of Resize nodes whose tables differ from size to size."""
-    tables = [{node.outputs[0].name: node for node in graph.nodes if node.op == "Resize"} for graph in graphs]
-    for name, last in tables[-1].items():
-        nodes = [table[name] for table in tables if name in table]
-        if len(nodes) < len(tables) or not _can_be_late(last):
-            continue
-        scales = [_scales(node) for node in nodes]
-        fixed = scales[-1] is not None and all(s is not None and np.array_equal(s, scales[-1]) for s in scales)
-        names = list(_late_axes(name, nodes, fixed))
-        yield from names
-        if names and not fixed:
-            yield late_scales(name)
+def _tabled(graphs: Sequence[gs.Graph]) -> Iterator[str]:
+    """What is computed of nodes whose tables differ from size to size."""
+    kinds = [{node.outputs[0].name: node for node in graph.nodes} for graph in graphs]
+    for name, last in kinds[-1].items():
+        nodes = [found[name] for found in kinds if name in found]
+        if len(nodes) == len(kinds):
+            yield from TABLED[last.op](name, nodes)
+
+
+def _transformed(name: str, nodes: Sequence[gs.Node]) -> Iterator[str]:
+    """The matrix of a transform, which is as long as an axis."""
+    if len({(str(node.inputs[0].shape), str(node.outputs[0].shape)) for node in nodes}) > 1:
+        yield late_matrix(name)
+
+
+def _gridded(name: str, nodes: Sequence[gs.Node]) -> Iterator[str]:
+    """The places along the axes of a grid."""
+    for axis in range(1, len(nodes[-1].outputs[0].shape) - 1):
+        if len({node.outputs[0].shape[axis] for node in nodes}) > 1:
+            yield late_places(name, axis)
+
+
+def _resized(name: str, nodes: Sequence[gs.Node]) -> Iterator[str]:
+    """The axes of a Resize, and its scales."""
+    if not _can_be_late(nodes[-1]):
+        return
+    scales = [_scales(node) for node in nodes]
+    fixed = scales[-1] is not None and all(s is not None and np.array_equal(s, scales[-1]) for s in scales)
+    names = list(_late_axes(name, nodes, fixed))
+    yield from names
+    if names and not fixed:
+        yield late_scales(name)
 
 
 def _can_be_late(node: gs.Node) -> bool:
@@ -217,3 +238,11 @@ def _late_axes(name: str, nodes: Sequence[gs.Node], fixed: bool) -> Iterator[str
         repeated = len({m / n for n, m in extents}) == 1 and all(m % n == 0 for n, m in extents)
         if not nearest or not (repeated or dropped):
             yield late_axis(name, axis)
+
+
+TABLED: Mapping[str, Callable[[str, Sequence[gs.Node]], Iterator[str]]] = {
+    "AffineGrid": _gridded,
+    "DFT": _transformed,
+    "Resize": _resized,
+}
+"""What is late of nodes that lowering makes tables for, by the result's name and the node at each size."""

@@ -1,15 +1,21 @@
 """The codes that a range is run with: few, since each has to be compiled, and enough, since sizes ask for different tiles.
 
-From the codes that the best candidates use somewhere in the range, one after the other is taken, always the one that makes
-inferences faster by most.
+From the codes that the best candidates use at some sizes, one after the other is taken, always the one that makes inferences
+faster by most; then those are left out again without which no inference is too slow. One pool serves all parts of a range, so
+that a batch of one has no codes of its own where those of others are as good.
+
+At other sizes than these only the pool's candidates are looked at: their times are estimated, and those of no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tccompile.arch import Arch
+from tccompile.ir.ops import Op
+from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, corners, ladder
@@ -27,52 +33,133 @@ CLOSE = 1.6
 
 Codes = frozenset[Code]
 
+Key = tuple[str, str]
+"""A kernel and its config, as text."""
+
+
+def key_of(c: Candidate) -> Key:
+    """What tells candidates apart."""
+    return c.kernel.name, repr(sorted(c.config.items()))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An op of some program, and its number: the same for ops that are alike."""
+
+    number: int
+    op: Op
+    program: Program
+
+
+Coded = list[tuple[Candidate, Codes | None]]
+"""Candidates, the cheapest first, and the codes of those that are close to the best one."""
+
 
 @dataclass
 class Known:
-    """What has been found for a range: candidates and their codes, of ops that are alike, and the pools of patterns.
+    """What has been found for a range: candidates and their codes, of ops that are alike, and the pool.
 
-    timings  measured times, which count before estimates
+    timings   measured times, which count before estimates
+    patterns  those of the range, for which the pool is chosen; one that is asked for alone has its own
     """
 
     timings: Timings = NO_TIMINGS
-    ranked: dict[tuple[str, Hashable], list[Candidate]] = field(default_factory=dict)
-    codes: dict[tuple[str, Hashable, int], Codes] = field(default_factory=dict)
-    at: dict[tuple[str, int, Point], list[Hashable]] = field(default_factory=dict)
-    pools: dict[tuple[str, int, int], Codes] = field(default_factory=dict)
+    patterns: Sequence[Pattern] = ()
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
+    ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
+    within: dict[tuple[str, int, int], list[Candidate]] = field(default_factory=dict)
+    pools: dict[tuple[str, int, int], Pool] = field(default_factory=dict)
 
-    def ops(self, pattern: Pattern, arch: Arch, point: Point) -> list[Hashable]:
-        """What each op is at a point, as `seen` has it, with its candidates and those of their codes that are close known."""
-        key = arch.name, id(pattern), point
-        if key not in self.at:
+    def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
+        """The ops of a pattern's program at a point."""
+        if (found := self.at.get((id(pattern), point))) is None:
             program = pattern.at(point)
-            self.at[key] = [seen(op, program) for op in program.ops]
-            for what, op in zip(self.at[key], program.ops, strict=True):
-                if (arch.name, what) not in self.ranked:
-                    own = _timed(candidates(op, program, arch), self.timings.of(op, program, arch))
-                    self.ranked[arch.name, what] = own
-                    for n, c in enumerate(own):
-                        if c.cost <= CLOSE * own[0].cost:
-                            work = c.kernel.work(op, program, c.config, arch)
-                            self.codes[arch.name, what, n] = frozenset(launch.code for launch in work.launches)
-        return self.at[key]
+            numbers = [self.numbers.setdefault(seen(op, program), len(self.numbers)) for op in program.ops]
+            found = [Asked(number, op, program) for number, op in zip(numbers, program.ops, strict=True)]
+            self.at[id(pattern), point] = found
+        return found
 
-    def within(self, arch: Arch, what: Hashable, pool: Codes) -> list[Candidate]:
-        """An op's candidates whose codes are in a pool, the cheapest first."""
-        ranked = self.ranked[arch.name, what]
-        return [c for n, c in enumerate(ranked) if (own := self.codes.get((arch.name, what, n))) is not None and own <= pool]
+    def coded(self, asked: Asked, arch: Arch) -> Coded:
+        """All of an op's candidates."""
+        key = arch.name, asked.number
+        if key not in self.ranked:
+            op, program = asked.op, asked.program
+            own = _timed(candidates(op, program, arch), self.timings.of(op, program, arch))
+            close = [c.cost <= CLOSE * own[0].cost for c in own]
+            self.ranked[key] = [(c, _codes(c, asked, arch) if near else None) for c, near in zip(own, close, strict=True)]
+        return self.ranked[key]
 
-    def all(self, arch: Arch, what: Hashable, refused: Collection[Code]) -> list[Candidate]:
+    def all(self, asked: Asked, arch: Arch, refused: Collection[Code]) -> list[Candidate]:
         """All of an op's candidates but those whose codes are known to be refused."""
-        ranked = self.ranked[arch.name, what]
-        return [c for n, c in enumerate(ranked) if not self.codes.get((arch.name, what, n), frozenset()).intersection(refused)]
+        return [c for c, codes in self.coded(asked, arch) if not (codes or frozenset()).intersection(refused)]
 
-    def pool(self, pattern: Pattern, arch: Arch, refused: Collection[Code]) -> Codes:
-        """The codes for all sizes of a pattern, without those refused."""
-        key = arch.name, id(pattern), len(refused)
+    def pooled(self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]) -> list[list[Candidate]]:
+        """For each op of a pattern at a point the candidates whose codes are in the pool, the cheapest first."""
+        pool, out = self.pool(pattern, arch, refused), []
+        for asked, tried in zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True):
+            key = arch.name, asked.number, len(refused)
+            if key not in self.within:
+                found = self.ranked.get((arch.name, asked.number)) or self._tried(asked, tried, arch)
+                self.within[key] = [c for c, codes in found if codes is not None and codes <= pool.codes]
+            out.append(self.within[key])
+        return out
+
+    def _tried(self, asked: Asked, tried: Sequence[Candidate], arch: Arch) -> Coded:
+        """Candidates of other sizes, as they are for this op."""
+        op, program = asked.op, asked.program
+        takes = [c for c in tried if c.kernel.supports(op, program, arch) is None and c.kernel.takes(op, program, c.config, arch)]
+        costs = sorted(
+            (Candidate(c.kernel.cost(op, program, c.config, arch), c.kernel, c.config) for c in takes), key=lambda c: c.cost
+        )
+        return [(c, _codes(c, asked, arch)) for c in _timed(costs, self.timings.of(op, program, arch))]
+
+    def pool(self, pattern: Pattern, arch: Arch, refused: Collection[Code]) -> Pool:
+        """The codes for all sizes of the range that a pattern is a part of, without those refused."""
+        patterns = self.patterns if any(other is pattern for other in self.patterns) else (pattern,)
+        key = arch.name, id(patterns[0]), len(refused)
         if key not in self.pools:
-            self.pools[key] = _pool(self, pattern, arch, frozenset(refused))
+            cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
+            codes = _pool([of_point for own in cases.values() for of_point in own], _most(cases.values()))
+            self.pools[key] = Pool(codes, {id(p): self._fitting(p, arch, codes) for p in patterns})
         return self.pools[key]
+
+    def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
+        """For each op of a pattern the candidates whose codes are in the pool at one of the sizes that were looked at."""
+        found: list[dict[Key, Candidate]] = [{} for _ in pattern.tree.ops]
+        for point in looked_at(pattern):
+            for own, asked in zip(found, self.ops(pattern, point), strict=True):
+                for c, codes in self.coded(asked, arch):
+                    if codes is not None and codes <= pool:
+                        own.setdefault(key_of(c), c)
+        return [list(own.values()) for own in found]
+
+    def _cases(self, pattern: Pattern, arch: Arch, point: Point, refused: Codes) -> list[Case]:
+        """The cases of a point, each for all ops that are alike."""
+        counts = Counter(asked.number for asked in self.ops(pattern, point))
+        ranked = {asked.number: self.coded(asked, arch) for asked in self.ops(pattern, point)}
+        whole = sum(ranked[number][0][0].cost * count for number, count in counts.items()) or 1.0
+        return [
+            Case(count / whole, [(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused])
+            for number, count in counts.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The codes of a range, and for each op of its patterns, by their identity, the candidates that have such somewhere."""
+
+    codes: Codes
+    tried: Mapping[int, Sequence[Sequence[Candidate]]]
+
+
+def looked_at(pattern: Pattern) -> list[Point]:
+    """The points by which the codes are chosen."""
+    return list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+
+
+def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
+    return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
 
 
 def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
@@ -86,9 +173,13 @@ def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
     return [Candidate(costs[n], ranked[n].kernel, ranked[n].config) for n in order]
 
 
+# --- The choice ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class _Case:
-    """An op at a point: the share of an inference there that one microsecond is, and the costs and codes of candidates."""
+class Case:
+    """Ops that are alike at a point: the share of an inference there that one microsecond of each is, and what candidates cost,
+    the cheapest first, and are made of."""
 
     share: float
     costs: list[tuple[float, Codes]]
@@ -98,22 +189,23 @@ class _Case:
         return next((cost for cost, codes in self.costs if codes <= pool), 1.5 * self.costs[-1][0])
 
 
-def _pool(known: Known, pattern: Pattern, arch: Arch, refused: Codes) -> Codes:
-    points = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
-    cases = [_cases(known, pattern, arch, point, refused) for point in points]
-    middle = cases[len(ladder(pattern.box)) // 2]
-    pool: Codes = frozenset(code for case in middle for code in case.costs[0][1])
-    most = TIMES * len(pool)
+def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
+    """How many codes are taken at most, which grows with those that the sizes in the middle of each pattern would take."""
+    alone = [frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1]) for points in patterns]
+    return int(TIMES * max(map(len, alone)))
+
+
+def _pool(points: Sequence[Sequence[Case]], most: int) -> Codes:
+    """The codes for the cases of some points."""
+    taken: list[Codes] = []
+    pool: Codes = frozenset()
     while len(pool) < most:
-        costs = [[case.cost(pool) for case in of_point] for of_point in cases]
-        losses = [
-            sum((cost - case.costs[0][0]) * case.share for case, cost in zip(of_point, own, strict=True))
-            for of_point, own in zip(cases, costs, strict=True)
-        ]
+        costs = [[case.cost(pool) for case in of_point] for of_point in points]
+        losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
         if max(losses) <= LEFT:
             break
-        gains: dict[Codes, float] = {}  # in microseconds, by what would be taken
-        for of_point, own, loss in zip(cases, costs, losses, strict=True):
+        gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
+        for of_point, own, loss in zip(points, costs, losses, strict=True):
             for case, cost in zip(of_point, own, strict=True):
                 for other, codes in case.costs:
                     if other >= cost:
@@ -122,16 +214,21 @@ def _pool(known: Known, pattern: Pattern, arch: Arch, refused: Codes) -> Codes:
         if not gains:
             break
         best: Codes = max(gains, key=lambda codes: gains[codes])
-        pool = frozenset(pool | best)
-    return pool
+        taken.append(best)
+        pool |= best
+    return _without_needless(points, taken)
 
 
-def _cases(known: Known, pattern: Pattern, arch: Arch, point: Point, refused: Codes) -> list[_Case]:
-    ops = known.ops(pattern, arch, point)
-    whole = sum(known.ranked[arch.name, what][0].cost for what in ops) or 1.0
-    out = []
-    for what in ops:
-        ranked = known.ranked[arch.name, what]
-        costs = [(c.cost, known.codes[arch.name, what, n]) for n, c in enumerate(ranked) if (arch.name, what, n) in known.codes]
-        out.append(_Case(1 / whole, [(cost, codes) for cost, codes in costs if not codes & refused]))
-    return out
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes]) -> Codes:
+    """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
+    left = list(taken)
+    for codes in taken:
+        others = frozenset(code for other in left if other is not codes for code in other)
+        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= LEFT for of_point in points):
+            left = [other for other in left if other is not codes]
+    return frozenset(code for codes in left for code in codes)
+
+
+def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:
+    """What an inference takes longer at a point, as a share."""
+    return sum((cost - case.costs[0][0]) * case.share for case, cost in zip(of_point, costs, strict=True))

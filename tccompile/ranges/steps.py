@@ -8,7 +8,7 @@ kernel's launches follow from the sizes by one rule here and by another one ther
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.plan.formulas import computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, divided_by, halves, opened, points, scattered
-from tccompile.ranges.pool import Known
-from tccompile.schedule.choose import Candidate, Choice, schedule, uncopied
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered
+from tccompile.ranges.pool import Key, Known, key_of
+from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
 from tccompile.schedule.timings import Timings
 
 LOSS = 0.02
@@ -47,16 +47,16 @@ class Part(NamedTuple):
     choices: Mapping[str, Sequence[Choice]]
 
 
-Key = tuple[str, str]
-"""A kernel and its config, as text."""
-
-
 class _Range(NamedTuple):
-    """A box, its program with open extents, and the programs at some of its points."""
+    """A box, its program with open extents, and the programs at some of its points.
+
+    held  ops whose launches have been compared with those at these points, and how they are made
+    """
 
     box: Box
     program: Program
     fixed: Sequence[tuple[Point, Program]]
+    held: set[tuple[Hashable, Key]]
 
 
 def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], timings: Timings, known: Known) -> list[Part]:
@@ -65,10 +65,10 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     refused  codes that do not fit a generation's registers; `known` keeps what is found for later calls
     Raises UnsupportedError where no kernel's launches follow from the sizes by one rule.
     """
-    todo, done = [pattern.box], list[Part]()
+    todo, done, most = [pattern.box], list[Part](), _most(pattern, known.patterns)
     while todo:
         box = todo.pop(0)
-        left = FASTER - len(todo) - len(done) - 2
+        left = most - len(todo) - len(done) - 2
         try:
             made = {name: _chosen(pattern, box, ARCHS[name], refused, timings, known, left >= 0) for name in archs}
         except UndecidedError as why:
@@ -88,26 +88,33 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     return done
 
 
+def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
+    """FASTER for the pattern of most sizes; others have a share of that."""
+    large = [count(other.box) for other in patterns if count(other.box) > 1]
+    return FASTER if not large or count(pattern.box) >= max(large) else FASTER // len(large)
+
+
 def _chosen(
     pattern: Pattern, box: Box, arch: Arch, refused: Collection[Code], timings: Timings, known: Known, divisible: bool
 ) -> list[Choice] | None:
     """Choices for a box; None if one choice for all of it is too slow somewhere, and it may be divided."""
-    pool = known.pool(pattern, arch, refused)
-    ops = [known.ops(pattern, arch, point) for point in corners(box)]
-    ranked = [[known.within(arch, what, pool) for what in of_point] for of_point in ops]
+    ops = [known.ops(pattern, point) for point in corners(box)]
+    ranked = [known.pooled(pattern, point, arch, refused) for point in corners(box)]
     shared = []
     for i in range(len(pattern.tree.ops)):
         own = _shared([of_point[i] for of_point in ranked])
-        shared.append(own or _shared([known.all(arch, of_point[i], refused) for of_point in ops]))
+        shared.append(own or _shared([known.all(of_point[i], arch, refused) for of_point in ops]))
     if divisible and halves(box) and (not all(shared) or _loss(ranked, shared) > LOSS):
         return None
     middle = corners(box)[len(corners(box)) // 2]
     program, whole = pattern.at(middle), pattern.at(opened(box))
     if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
         raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
-    alike = dict(zip(ops[len(corners(box)) // 2], shared, strict=True))
+    alike = {seen(op, program): own for op, own in zip(program.ops, shared, strict=True)}
     choices = schedule(program, arch, refused, timings, alike)
-    range_ = _Range(box, whole, [(p, pattern.at(p)) for p in (*corners(box)[:1], *corners(box)[-1:], *scattered(box, HELD))])
+    range_ = _Range(
+        box, whole, [(p, pattern.at(p)) for p in (*corners(box)[:1], *corners(box)[-1:], *scattered(box, HELD))], set()
+    )
     direct, taken = uncopied(program), list(whole.ops)
     for i, (copy, _) in direct.items():
         if not choices[copy].work.launches:
@@ -122,7 +129,7 @@ def _chosen(
             except UndecidedError as why:
                 if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
                     raise
-                others = [*own, *_plain(known.all(arch, ops[len(ops) // 2][len(out)], refused))]
+                others = [*own, *_plain(known.all(ops[len(ops) // 2][len(out)], arch, refused))]
                 out.append(_open(op, range_, choice, others, arch, refused, math.inf))  # no cut parts the sizes
     return out
 
@@ -139,16 +146,12 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     """
     if not all(ranked):
         return []
-    tables = [{_key(c): c for c in own} for own in ranked]
+    tables = [{key_of(c): c for c in own} for own in ranked]
     everywhere = [key for key in tables[0] if all(key in table for table in tables)]
     score = {key: sum(table[key].cost / own[0].cost for table, own in zip(tables, ranked, strict=True)) for key in everywhere}
     best = ranked[len(ranked) // 2][0].cost / len(ranked)
     order = sorted(everywhere, key=lambda key: score[key])
     return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
-
-
-def _key(c: Candidate) -> Key:
-    return c.kernel.name, repr(sorted(c.config.items()))
 
 
 def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
@@ -158,8 +161,8 @@ def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequ
         best = sum(own[0].cost for own in at_point if own)
         taken = 0.0
         for own, common in zip(at_point, shared, strict=True):
-            costs = {_key(c): c.cost for c in own}
-            taken += costs.get(_key(common[0]), common[0].cost) if common else math.inf
+            costs = {key_of(c): c.cost for c in own}
+            taken += costs.get(key_of(common[0]), common[0].cost) if common else math.inf
         losses.append(taken / best - 1 if best else 0.0)
     return max(losses)
 
@@ -189,6 +192,9 @@ def _open(
 def _work(op: Op, range_: _Range, kernel: Kernel, config: Config, arch: Arch) -> Work:
     """The launches for all sizes, which at some of them are held to what the kernel says there."""
     work = _open_work(op, range_.program, kernel, config, arch)
+    what = seen(op, range_.program), key_of(Candidate(0.0, kernel, config))
+    if what in range_.held:
+        return work
     formulas, tree = drawn((op, work), [size.name for size in range_.box])
     fill = filler(tree)
     for point, program in range_.fixed:
@@ -197,6 +203,7 @@ def _work(op: Op, range_: _Range, kernel: Kernel, config: Config, arch: Arch) ->
         alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
         if len(made.launches) != len(there.launches) or (alike and made != there):
             raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
+    range_.held.add(what)
     return work
 
 

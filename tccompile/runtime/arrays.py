@@ -123,7 +123,7 @@ def adopt(array: Any, ordinal: int | None, stream: int, name: str) -> Array:
         says = next(iter(str(error).splitlines()), type(error).__name__)  # PyTorch's go on with its C++ functions
         raise InputError(f"{name}: cannot read the given {type(array).__name__} ({says})") from error
     raise InputError(
-        f"{name}: a value of type {type(array).__name__} is not an array; numpy.asarray makes one of lists and images"
+        f"{name}: a value of type {type(array).__name__} is not an array; numpy.asarray makes one of numbers, lists, images"
     )
 
 

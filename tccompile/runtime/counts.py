@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.program import Program
+from tccompile.ir.program import Count, Program
 from tccompile.runtime.arrays import DeviceArray
 
 
@@ -22,10 +22,10 @@ def wanted(program: Program) -> dict[str, np.ndarray]:
     return {count.tensor: np.zeros(program.tensors[count.tensor].shape, np.int64) for count in program.counts}
 
 
-def cut(program: Program, counts: Mapping[str, np.ndarray], made: dict[str, Any]) -> None:
+def cut(counts: Sequence[Count], found: Mapping[str, np.ndarray], made: dict[str, Any]) -> None:
     """Cuts the arrays that an inference made. Raises InputError that names the node if there was no room for what it found."""
-    for count in program.counts:
-        there = int(counts[count.tensor].item())
+    for count in counts:
+        there = int(found[count.tensor].item())
         if not 0 <= there <= count.limit:
             raise InputError(
                 f"{count.node} finds {there} elements in the data, and the plan has room for {count.limit}: "

@@ -115,6 +115,7 @@ class CpuEngine:
     ) -> None:
         self.plan, self.entry, self.program, self.section = plan, entry, entry.program, section
         self.io = {name: entry.program.tensors[name] for name in (*entry.program.inputs, *entry.program.outputs)}
+        self.counts = entry.program.counts
         self.check_finite, self.check_padding, self.observe = check_finite, check_padding, observe
         self.own = meanings() if own is None else own
         with meaning(self.own):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from threading import Lock, local
@@ -28,6 +29,7 @@ class Driver:
 
     def __init__(self, api: Any):
         self.api = api
+        self._native: dict[str, Callable[..., None]] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.api, name)
@@ -43,6 +45,19 @@ class Driver:
 
         setattr(self, name, checked)
         return checked
+
+    def native(self, name: str) -> Callable[..., None]:
+        """A function of CUDA 12.0 where it lies in memory, which takes ctypes' values: for calls that must not take long."""
+        if name not in self._native:
+            address, _ = self.cuGetProcAddress(name.encode(), 12000, 0)
+            found = ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
+
+            def checked(*args: Any) -> None:
+                if status := found(*args):
+                    raise DriverError(name, getattr(self.api.CUresult(status), "name", str(status)))
+
+            self._native[name] = checked
+        return self._native[name]
 
     def start_early(self, graph: Any, before: list[Any], node: Any) -> None:
         """Put a kernel node of a graph after others; it may start when all their blocks have let it, or have ended."""

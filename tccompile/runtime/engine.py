@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Entry
 from tccompile.runtime.arrays import Array
@@ -38,6 +39,10 @@ class Engine(Protocol):
     @property
     def io(self) -> Mapping[str, Tensor]:
         """The entry's inputs and outputs."""
+
+    @property
+    def counts(self) -> Sequence[Count]:
+        """What of its outputs the data decide."""
 
     def describe(self) -> str:
         """The device and the code that runs on it, for people."""

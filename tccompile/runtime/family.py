@@ -13,25 +13,27 @@ from typing import Any
 
 import numpy as np
 
+from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
-from tccompile.plan.formulas import Slot, computed, filler, slots
+from tccompile.plan.formulas import Slot, computed, filler
 from tccompile.plan.members import Bounds, io_of
 from tccompile.runtime.driver import Handle, Memory
 from tccompile.runtime.graph import Executable, Numbers, launches
-from tccompile.runtime.loaded import Loaded, table_of
+from tccompile.runtime.loaded import Loaded, copied, table_of
 
 
 @dataclass(frozen=True)
 class Member:
     """What is a member's own.
 
-    io         its inputs and outputs; `entry` makes the whole entry
+    io         its inputs and outputs; `counts`, what of these the data decide; `entry` makes the whole entry
     give_back  lets other members have its graph; nothing of it may be queued any more
     """
 
     executable: Executable
     io: Mapping[str, Tensor]
+    counts: Sequence[Count]
     entry: Callable[[], Entry]
     give_back: Callable[[], None]
 
@@ -43,11 +45,11 @@ class GpuFamily:
         self.family, self.loaded = family, loaded
         self._bounds = Bounds(family, loaded.number)
         self._io: Callable[[Sequence[Any]], Mapping[str, Tensor]] = filler(io_of(family))
-        self._maps = [(number, filler(m)) for number, m in enumerate(loaded.maps.maps) if slots(m)]
+        self._counts: Callable[[Sequence[Any]], Sequence[Count]] = filler(family.entry.program.counts)
         self._map_places = np.array(loaded.graph.map_places, np.int64)
         self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
         self._patches()
-        self._spares: list[tuple[Handle, Memory | None]] = [(loaded.graph.instantiated(), loaded.table)]
+        self._spares: list[tuple[Handle, Memory | None]] = [(loaded.graph.instantiated(), loaded.table), self._made()]
 
     def _patches(self) -> None:
         """Finds which of the launches' numbers are formulas: their places, and the formulas'."""
@@ -91,22 +93,14 @@ class GpuFamily:
         where, which = self._shapes
         shapes.reshape(-1)[where] = [numbers[n] for n in which]
         if table is not None:
-            self._write(table, numbers)
+            copied(table, self.loaded.encode(numbers))
             values[self._map_places] = table.address + self._map_offsets
         executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
         give_back = partial(self._spares.append, (instance, table))
-        return Member(executable, self._io(numbers), partial(self.family.at, tuple(sizes)), give_back)
+        return Member(executable, self._io(numbers), self._counts(numbers), partial(self.family.at, tuple(sizes)), give_back)
 
     def _made(self) -> tuple[Handle, Memory | None]:
         return self.loaded.graph.instantiated(), table_of(self.loaded.device, self.loaded.encoded)
-
-    def _write(self, table: Memory, numbers: Sequence[Any]) -> None:
-        """Write the tensor maps of a member."""
-        encoded = bytearray(self.loaded.encoded)
-        with self.loaded.device as cu:
-            for number, make in self._maps:
-                encoded[128 * number : 128 * number + 128] = self.loaded.encode(make(numbers))
-            cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
 
     def close(self) -> None:
         """Free what no member has; all have given back what they had."""

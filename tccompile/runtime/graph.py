@@ -31,30 +31,6 @@ def launches(section: Section) -> Iterator[PlacedLaunch]:
     return (launch for step in section.steps for launch in step.launches)
 
 
-class MapTable:
-    """The tensor maps of a section's launches: which there are, each once, and of each argument that is one, which it is.
-
-    Those of a family's section are told apart by their formulas, and are then the same maps in all of its members.
-    """
-
-    def __init__(self, section: Section):
-        known: dict[Map, int] = {}
-        self._numbers = [known.setdefault(m, len(known)) for m in _maps(section)]
-        self.maps = list(known)
-
-    def of(self, section: Section) -> list[Map]:
-        """The maps of a member's section, in the order of `maps`."""
-        return list(dict(zip(self._numbers, _maps(section), strict=True)).values())
-
-    def places(self, start: int) -> list[int]:
-        """Where the map of each argument lies in a table that begins there, 128 bytes a map."""
-        return [start + 128 * number for number in self._numbers]
-
-
-def _maps(section: Section) -> Iterator[Map]:
-    return (arg for launch in launches(section) for arg in launch.args if isinstance(arg, Map))
-
-
 class Node:
     """A launch in a graph.
 

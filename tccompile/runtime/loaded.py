@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,16 +9,15 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError
-from tccompile.plan.format import MAPPED, Address, Entry, Family, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.plan.formulas import computed
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory
 from tccompile.runtime.generations import native
-from tccompile.runtime.graph import LaunchGraph, MapTable, launches
+from tccompile.runtime.graph import LaunchGraph, launches
+from tccompile.runtime.maps import Encoder, MapTable
 from tccompile.runtime.resident import Resident, choices, offered, resident
 from tccompile.runtime.room import Room
 from tccompile.terminal import plain
-
-SMALL_MAP = 131_072
-"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts/hopper.md)."""
 
 
 class Loaded:
@@ -29,7 +27,7 @@ class Loaded:
     target  the generation whose code it took, as "sm_80" or "sm_80 (PTX)"; `number`, which of the entry's sections has it
     stream, shared, room  where inferences run that name no stream, where the weights lie, and memory that it shares with
             others, of which one runs at a time; None: its own stream and room, the weights of the plan's other sessions
-    table   where its tensor maps lie, whose bytes are `encoded`; None without any
+    table   where its tensor maps lie, whose bytes are `encoded`; None without any. `encode` makes those of other sizes
     Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
     refuses a launch.
     """
@@ -57,7 +55,8 @@ class Loaded:
         with device as cu:
             self.stream = stream or Handle(device, cu.cuStreamCreate(0), "cuStreamDestroy")
             self.maps = MapTable(family.entry.sections[self.number] if family else self.section)
-            self.encoded = b"".join(self.encode(m) for m in self.maps.of(self.section))
+            self.encode = Encoder(device, self.maps.maps, self.address)
+            self.encoded = self.encode(computed(family.formulas, [size.low for size in family.sizes]) if family else ())
             self.table = table_of(device, self.encoded)
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
@@ -91,35 +90,6 @@ class Loaded:
                 [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]
             )
         )
-
-    def encode(self, m: Map) -> bytes:
-        """A tensor map's 128 bytes."""
-        cu = self.device.cu
-        wide, narrow = cu.cuuint64_t, cu.cuuint32_t
-        extents, strides = [wide(n) for n in m.extents], [wide(n) for n in m.strides]
-        where = self.address(m.address)
-        dtype = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}")
-        rest = (
-            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"),
-            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-        rank = len(extents)
-        if m.kind == "tiled":
-            box, steps = [narrow(n) for n in m.box], [narrow(n) for n in m.steps]
-            encoded = cu.cuTensorMapEncodeTiled(dtype, rank, where, extents, strides, box, steps, *rest)
-        else:
-            steps = [narrow(n) for n in (1, *m.steps, 1)]
-            corners = list(m.lower), list(m.upper)
-            encoded = cu.cuTensorMapEncodeIm2col(
-                dtype, rank, where, extents, strides, *corners, m.channels, m.pixels, steps, *rest
-            )
-        words = np.frombuffer(bytes((ctypes.c_uint8 * 128).from_address(encoded.getPtr())), np.uint64).copy()
-        bytes_spanned = m.extents[-1] * m.strides[-1] if m.strides else m.dtype.size * m.extents[0]
-        if self.device.driver_version <= 13010 and bytes_spanned < SMALL_MAP:
-            words[1] &= np.uint64(~(1 << 21) & (2**64 - 1))
-        return words.tobytes()
 
     def address(self, a: Address) -> int:
         """The device address of anything but a model input or output, whose addresses come with each run."""
@@ -156,8 +126,12 @@ def table_of(device: Device, encoded: bytes) -> Memory | None:
     """Memory with tensor maps in it; None for none."""
     if not encoded:
         return None
-    table = Memory(device, len(encoded), "tensor maps")
-    with device as cu:
+    return copied(Memory(device, len(encoded), "tensor maps"), encoded)
+
+
+def copied(table: Memory, encoded: bytes) -> Memory:
+    """The memory, with tensor maps in it."""
+    with table.device as cu:
         cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
     return table
 

@@ -267,12 +267,9 @@ class Session:
                 engine, targets = self._checked(arrays, adopted)
                 check_apart(targets, arrays)
                 asked: dict[str, Array | None] = dict.fromkeys(names) | dict(targets)
-                if not self.plan.entries[0].program.counts:
-                    made = engine.run(arrays, asked, queue)
-                else:
-                    counts = wanted(engine.entry.program)
-                    made = engine.run(arrays, asked | counts, queue)
-                    cut(engine.entry.program, counts, made)
+                found = wanted(self.plan.entries[0].program)
+                made = engine.run(arrays, asked | found, queue)
+                cut(engine.counts, found, made)
             return [given[name] if name in given else made[name] for name in names]
 
     def _run_apart(self, inputs: Mapping[str, DeviceBuffer], outputs: Mapping[str, DeviceBuffer], stream: int) -> None:
@@ -503,8 +500,9 @@ class Session:
                 return "; ".join(wrong)
             if turned := next((n for n, s in got.items() if s != tensors[n].shape and _channels_last(s, tensors[n].shape)), None):
                 return f"{'; '.join(wrong)}. Its channels come first: give {turned} as array.transpose(0, 3, 1, 2)"
-            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in got.items())
-            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={dict(got)}"
+            other = {n: s for n, s in got.items() if s}
+            words = " ".join(f"--shape {shlex.quote(f'{n}=' + 'x'.join(map(str, s)))}" for n, s in other.items())
+            return f"{'; '.join(wrong)}. Other shapes need another plan: tccompile {words}, in Python shapes={other}"
         there = "; or ".join(", ".join(f"{n} {_shape(e.program.tensors[n].shape)}" for n in got) for e in entries)
         return f"the plan has no entry for {shapes}; it was compiled for {there}"
 

@@ -59,9 +59,9 @@ class Row:
         program = self.program()
         (op,) = program.ops
         ranked = candidates(op, program, ARCH)
-        own = [c for c in ranked if c.kernel.name.startswith("gemv_packed")]
-        others = [c for c in ranked if c not in own]
-        kept = sorted([*own[:count], *others[:5]], key=lambda c: c.cost)
+        own = [c for c in ranked if c.kernel.reads_integers]
+        others = [c for c in ranked if not c.kernel.reads_integers]
+        kept = sorted([*own[:count], *others[:4]], key=lambda c: c.cost)
         return Trial(op, program, kept, len(kept))
 
     @property
@@ -149,8 +149,15 @@ def main() -> None:
         cells += [f"{half.us:6.2f}", *(f"{theirs[shape].get(kind, 0):6.2f}" for kind in ("fp16", row.kind))]
         print(" | ".join((*cells, _text(own), _text(half))), flush=True)
         for r in results:
-            if r.wrong is not None or given.every:
-                print(f"   {_text(r)} took {r.us:.2f} {r.wrong or ''}")
+            if r.wrong is not None:
+                print(f"   {_text(r)}: {r.wrong}")
+        if given.every:
+            print("  ", " ".join(f"{_short(r)}={r.us:.2f}({r.candidate.cost:.2f})" for r in results), flush=True)
+
+
+def _short(r: Result) -> str:
+    config = r.candidate.config
+    return ("m" if r.candidate.kernel.tensor_cores else "p") + "/".join(str(v) for v in config.values())
 
 
 def _text(r: Result) -> str:
@@ -159,7 +166,7 @@ def _text(r: Result) -> str:
 
 
 def _is_packed(c: Candidate) -> bool:
-    return c.kernel.name.startswith("gemv_packed")
+    return c.kernel.reads_integers
 
 
 if __name__ == "__main__":

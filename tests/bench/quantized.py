@@ -33,8 +33,8 @@ from tests.networks import reference as in_floats
 NAMES = ("resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128", "resnet18", "mobilenet_v2", "googlenet",
          "densenet121", "efficientnet_b0", "vgg16", "bert_base", "vit_b_16")  # fmt: skip
 
-SAMPLES = 3
-"""To calibrate with."""
+SAMPLES = 8
+"""To calibrate with, the last two of them held back: what new inputs may be off by is far more than what was measured, by few."""
 
 
 def samples(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:

@@ -1348,6 +1348,10 @@ CASES: Cases = {
     "conv_bf16_deep": _case(conv, (1, 512, 7, 7), 512, (3, 3), ep="bias residual relu", dtype=DType.BF16),
     "gemm_bf16_large": _case(gemm, (300, 1024), 512, ep="bias gelu", dtype=DType.BF16),
     "gemm_bf16_transposed": _case(gemm, (307, 1030), 270, ep="bias relu", transposed="ab", dtype=DType.BF16),
+    "attention_bf16": _case(attention, (2, 3, 100, 64), 130, ep="residual", dtype=DType.BF16),
+    "attention_bf16_causal": _case(attention, (1, 4, 150, 128), 150, share=2, causal=0, dtype=DType.BF16),
+    "attention_bf16_mask": _case(attention, (2, 3, 70, 40), 75, mask=(2, 1, 70, 75), ep="scale bias", dtype=DType.BF16),
+    "attention_bf16_decode": _case(attention, (1, 4, 1, 64), 333, dtype=DType.BF16),
     "lstm_bf16": _case(rnn, "lstm", 4, 3, 30, dtype=DType.BF16, given="c"),
     # attention
     "attention": _case(attention, (2, 3, 100, 64), 130, ep="residual"),

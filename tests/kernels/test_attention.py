@@ -98,6 +98,8 @@ RUN: dict[str, tuple[Any, ...]] = {
         attention("a", (1, 2, 100, 64), 199),
         attention("b", (1, 1, 1, 64), 1),
     ),
+    "mma.m16n8k16, bf16": (MMA, "sm_80", {"bn": 64, "splits": 1}, attention("a", (1, 2, 40, 24), 70, causal=3, dtype=DType.BF16)),
+    "wgmma, bf16": (SM90, "sm_90a", tile(1, 64), attention("a", (1, 2, 70, 40), 100, dtype=DType.BF16)),
     "wgmma, in turns": (SM90, "sm_90a", tile(2, 64), attention("a", (2, 2, 70, 40), 200, share=2, causal=-9)),
     "wgmma, a mask of keys": (SM90, "sm_90a", tile(1, 64),
         attention("a", (2, 3, 65, 64), 199, mask=(2, 1, 1, 199), hidden=LOWEST, unseen=True),

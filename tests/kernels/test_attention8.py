@@ -17,7 +17,7 @@ from tccompile.ir.ops import Attention
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
-from tccompile.kernels import attention_sm90
+from tccompile.kernels import attention_sm90_tile
 from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
@@ -76,7 +76,7 @@ def test_every_generation_has_a_kernel() -> None:
 @thorough
 def test_sums_of_many_rows_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept meanwhile lies where results are staged afterwards, which two blocks of rows show."""
-    monkeypatch.setattr(attention_sm90, "ROUGH", 128)
+    monkeypatch.setattr(attention_sm90_tile, "ROUGH", 128)
     assert off(SM90, eight((1, 1, 70, 48), 460, e=16), tile(1, 64), "sm_90a") < SUMS
 
 

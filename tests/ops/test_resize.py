@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from tccompile.ir.ops import Pointwise, Resize
+from tccompile.pipeline import without_code
+from tccompile.runtime.session import Session
+from tests.networks import reference
 from tests.ops.common import Net, agrees
 
 MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel_symmetric")
@@ -94,3 +97,17 @@ def test_a_table_for_neighbours_that_follow_no_formula() -> None:
 def test_scales_of_two_axes() -> None:
     net = Net(x=(1, 2, 3, 4), opset=9)
     agrees(net.out(net("Upsample", "x", np.array([[1, 1, 2, 3]], np.float32))))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("shape", [(1, 3, 8, 9), (4, 6)])
+def test_bytes_are_cut_off(shape: tuple[int, ...], dtype: type) -> None:
+    """Not rounded, also where fp16 would move them: ONNX Runtime's quantizer leaves Resize such inputs."""
+    net = Net(dtype=dtype, x=shape)
+    factors = scales(*(1, 1)[: len(shape) - 2], 2, 4)
+    model = net.out(net("Resize", "x", None, factors, mode="linear")).model()
+    bits = np.iinfo(dtype)
+    x = np.random.default_rng(1).integers(bits.min, bits.max + 1, shape).astype(dtype)
+    agrees(model, {"x": x}, 0)
+    with Session(without_code(model), "cpu") as session:
+        assert np.array_equal(session.run(None, {"x": x})[0], reference(model, {"x": x})["t0"])

@@ -29,6 +29,8 @@ FORMS = {
     "one of two": (TWO, lambda h, w: ((w + 5) // 4) * 8),
     "all tokens": (TWO, lambda h, w: (h + w) * 64),
     "new tokens by all": (TWO, lambda h, w: h * round_up(h + w, 8) * 12),
+    "a last window": (ONE, lambda n: (ceil_div(n + 2, 20) + 1) * 20 - n),
+    "at most": (TWO, lambda h, w: h * min(w, 40) * 3 + 1),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
 }
 

@@ -8,7 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tccompile.errors import PlanError
-from tccompile.ir.extent import Open, UndecidedError, ceil_div, deciding, greatest, least, round_up, worth
+from tccompile.ir.extent import (
+    ChangedError,
+    Decisions,
+    Open,
+    UndecidedError,
+    ceil_div,
+    deciding,
+    greatest,
+    least,
+    possible,
+    round_up,
+    worth,
+)
 from tccompile.kernels.codegen import divider
 from tccompile.plan.formulas import check_formulas, computed, drawn, filler
 
@@ -88,10 +100,21 @@ def test_comparisons_hold_at_all_sizes_or_are_refused():
 
 
 def test_what_is_worth_it_is_decided_once():
-    made: dict[str, bool] = {}
-    with deciding(made):
+    decisions = Decisions()
+    with deciding(decisions):
         assert worth("rows", True) and worth("rows", False)
-    assert not worth("rows", False) and made == {"rows": True}
+    assert not worth("rows", False) and decisions.made == {"rows": True}
+
+
+def test_what_is_possible_at_some_sizes_is_done_at_none_where_all_are_to_be_alike():
+    decisions = Decisions()
+    with deciding(decisions):
+        assert possible("view", True) and not possible("view", False) and possible("view", True) and decisions.differs
+        decisions.everywhere = True
+        assert not possible("view", True) and possible("other", True)
+        with pytest.raises(ChangedError):
+            possible("other", False)
+        assert not possible("other", True)
 
 
 BAD = {

@@ -76,6 +76,38 @@ def test_images_of_any_size_are_resized(size, how):
     assert beside_onnxruntime(resized(size, RESIZED[how]), (4, 5, 9, 13, 26, 30), 4, 30) < 1e-6
 
 
+# --- Fourier transforms, grids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there_and_back", usually([False, True], 0))
+def test_transforms_of_any_length(there_and_back):
+    """ONNX Runtime's angles are of less digits than NumPy's. There and back, an innermost axis is cut and joined, which is a view
+    at some lengths only."""
+    g = Graph()
+    x = g.op("Unsqueeze", "x", g.numbers(-1))
+    y = g.op("DFT", x, axis=1, onesided=int(there_and_back))
+    if there_and_back:
+        y = g.op("Squeeze", g.op("DFT", y, axis=1, inverse=1), g.numbers(0))
+    session = Session(without_code(g.model("x", TensorProto.FLOAT, [1, "n"], y), precision="fp32", ranges={"n": (3, 200)}), "cpu")
+    for n in (3, 4, 8, 97, 200):
+        x = np.random.default_rng(n).standard_normal((1, n))
+        expected = np.fft.ifft(np.fft.rfft(x))[0] if there_and_back else np.fft.fft(x)
+        (out,) = session.run(None, {"x": x.astype(np.float32)})
+        assert relative_error(out, np.stack([expected.real, expected.imag], -1)) < 1e-6
+
+
+@pytest.mark.parametrize("corners", usually([0, 1], 0))
+def test_grids_of_any_size(corners):
+    """An image is turned: the grid is as large as the image, and what is read of it depends on how large that is."""
+    g = Graph()
+    theta = g.value(np.array([[[0.8, -0.5, 0.1], [0.4, 0.9, -0.2]]], np.float32))
+    grid = g.op("AffineGrid", theta, g.op("Shape", "x"), align_corners=corners)
+    y = g.op("GridSample", "x", grid, mode="linear", padding_mode="reflection", align_corners=corners)
+    model = g.model("x", TensorProto.FLOAT, [1, 2, "h", 6], y)
+    model.opset_import[0].version = 20
+    assert beside_onnxruntime(model, (3, 4, 5, 9, 22, 30), 3, 30) < 1e-5
+
+
 # --- Positions, masks, angles ----------------------------------------------------------------------------------------
 
 

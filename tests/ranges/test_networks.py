@@ -205,6 +205,41 @@ def test_a_model_that_differs_at_each_size_is_refused():
         without_code(model, ranges={"h": (4, 60)})
 
 
+def test_boxes_that_the_data_decide_of_any_number():
+    """Of few boxes all may be selected, of many so many a class: the limits are formulas, too."""
+    g = models.Graph()
+    scores = g.op("Transpose", g.op("Sigmoid", g.op("Slice", "x", g.numbers(4), g.numbers(6), g.numbers(2))), perm=[0, 2, 1])
+    boxes = g.op("Slice", "x", g.numbers(0), g.numbers(4), g.numbers(2))
+    few, near, least = g.numbers(5), g.value(np.float32([0.5])), g.value(np.float32([0.4]))
+    model = g.model("x", 1, [1, "n", 6], g.op("Cast", g.op("NonMaxSuppression", boxes, scores, few, near, least), to=1))
+    session = Session(without_code(model, precision="fp32", ranges={"n": (2, 40)}), "cpu")
+    oracle = onnxruntime.InferenceSession(model.SerializeToString())
+    for n in (2, 5, 8, 23, 40):
+        x = np.random.default_rng(n).random((1, n, 6)).astype(np.float32)
+        (found,), (expected,) = session.run(None, {"x": x}), oracle.run(None, {"x": x})
+        assert len(found) and np.array_equal(found, expected)
+
+
+def test_dimensions_that_are_called_by_a_sum_of_others():
+    """As exporters name a mask over earlier tokens and those of now."""
+    n = Net(x=(np.float32, (1, "past", 4)), y=(np.float32, (1, "new", 4)), mask=(np.float32, (1, "past + new")))
+    model = n.out(n("Mul", n("Concat", "x", "y", axis=1), n("Unsqueeze", "mask", np.array([2])))).model()
+    session = Session(without_code(model, precision="fp32", ranges={"past": (0, 9), "new": (1, 4)}), "cpu")
+    for past, new in ((0, 1), (0, 4), (5, 1), (9, 3), (7, 4)):
+        x, y, mask = (np.random.default_rng(k).random(shape).astype(np.float32) for k, shape in enumerate(
+            ((1, past, 4), (1, new, 4), (1, past + new))
+        ))  # fmt: skip
+        (out,) = session.run(None, {"x": x, "y": y, "mask": mask})
+        assert np.array_equal(out, np.concatenate([x, y], 1) * mask[..., None])
+    with pytest.raises(InputError, match="compiled for"):
+        session.run(None, {"x": x, "y": y, "mask": mask[:, 1:]})
+    with pytest.raises(UsageError, match="'new' is a part of an input's extent only"):
+        without_code(
+            Net(m=(np.float32, ("past + new",)), x=(np.float32, ("past",))).out("m").model(),
+            ranges={"past": (1, 3), "new": (1, 4)},
+        )
+
+
 @pytest.mark.parametrize("name, told", [("batch", Size("batch", 1, 3)), ("x", (Size("x0", 1, 3), 3, 16, 16))])
 def test_a_range_of_what_a_shape_says(name, told):
     with pytest.raises(UsageError, match=f"--shape x=… says already how large '{name}' is"):

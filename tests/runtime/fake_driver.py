@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,11 @@ INVALID_PTX = Status(218, "CUDA_ERROR_INVALID_PTX")
 ILLEGAL_ADDRESS = Status(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
+def status_of(value: int) -> Status:
+    """The CUresult of a number, as C gives it."""
+    return next(s for s in (OK, INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, INVALID_PTX, ILLEGAL_ADDRESS) if s == value)
+
+
 class KernelParams:
     """CUDA_KERNEL_NODE_PARAMS"""
 
@@ -43,19 +48,22 @@ class InstantiateParams:
     hErrNode_out = 0
 
 
+class _Name(str):
+    """A member of an enumeration of the driver's, whose number stands for its name."""
+
+    known: ClassVar[list[str]] = []
+
+    def __int__(self) -> int:
+        if self not in self.known:
+            self.known.append(self)
+        return self.known.index(self)
+
+
 class _Names:
     """An enumeration of the driver's: every member is its own name."""
 
     def __getattr__(self, name: str) -> str:
-        return name
-
-
-class TensorMap:
-    def __init__(self, words: Sequence[int]):
-        self.data = np.array(words, np.uint64)
-
-    def getPtr(self) -> int:
-        return self.data.ctypes.data
+        return _Name(name)
 
 
 Kernel = tuple[Sequence[Any], Callable[..., None]]
@@ -74,7 +82,7 @@ class FakeApi:
     CUkernelNodeAttrValue = CUgraphEdgeData = SimpleNamespace
     CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
     CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
-    cuuint64_t = cuuint32_t = int
+    CUresult = staticmethod(status_of)
 
     def __init__(
         self,
@@ -98,6 +106,7 @@ class FakeApi:
         self.limits: dict[int, int] = {}
         self.graphs: dict[int, list[tuple[int, list[int], bytes, Any]]] = {}
         self.maps: list[tuple] = []
+        self.natives: list[Any] = []
         self.attributes = {"MULTIPROCESSOR_COUNT": 54, "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 4096}
         self.now = 0.0  # milliseconds; a kernel takes a quarter of one
         self.recorded: dict[int, float] = {}
@@ -255,13 +264,37 @@ class FakeApi:
     def cuFuncSetAttribute(self, function: int, attribute: str, value: int) -> None:
         self.limits[function] = value
 
-    def cuTensorMapEncodeTiled(self, *args: Any) -> TensorMap:
-        self.maps.append(("tiled", args))
-        return TensorMap([len(self.maps), 1 << 21 | 5, *range(14)])
+    def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple:
+        """Of a function that encodes tensor maps, called as C calls it."""
+        tiled = {b"cuTensorMapEncodeTiled": True, b"cuTensorMapEncodeIm2col": False}[name]
+        wide, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
+        corner, number = ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32
+        own = (short, short) if tiled else (corner, corner, number, number, short)
+        types = (wide, ctypes.c_int, number, ctypes.c_uint64, wide, wide, *own, *[ctypes.c_int] * 4)
 
-    def cuTensorMapEncodeIm2col(self, *args: Any) -> TensorMap:
-        self.maps.append(("im2col", args))
-        return TensorMap([len(self.maps), 1 << 21 | 5, *range(14)])
+        def called(out: Any, dtype: int, rank: int, where: int, extents: Any, strides: Any, *rest: Any) -> int:
+            own = [p if isinstance(p, int) else p[: rank if tiled else 2] for p in rest[:-5]]
+            first, *names = (_Name.known[n] for n in (dtype, *rest[-4:]))
+            encode = self.cuTensorMapEncodeTiled if tiled else self.cuTensorMapEncodeIm2col
+            told = first, rank, where, extents[:rank], strides[: rank - 1], *own, rest[-5][:rank], *names
+            return encode(out, *told)[0]  # type: ignore[index]
+
+        found = ctypes.CFUNCTYPE(ctypes.c_int, *types)(called)
+        self.natives.append(found)
+        return OK, ctypes.cast(found, ctypes.c_void_p).value, 0
+
+    def cuTensorMapEncodeTiled(self, out: Any, *args: Any) -> None:
+        self._encoded("tiled", out, args)
+
+    def cuTensorMapEncodeIm2col(self, out: Any, *args: Any) -> None:
+        self._encoded("im2col", out, args)
+
+    def _encoded(self, kind: str, out: Any, args: tuple) -> None:
+        assert self.stack, "no current context"
+        self.maps.append((kind, args))
+        out[0], out[1] = len(self.maps), 1 << 21 | 5
+        for word in range(14):
+            out[2 + word] = word
 
     def cuFuncGetParamInfo(self, function: int, index: int) -> tuple:
         """Its offset and size."""

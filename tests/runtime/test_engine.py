@@ -18,7 +18,7 @@ class Noting:
     """An engine that computes what the plan means without any of its steps, and notes what it was asked."""
 
     def __init__(self, entry: Entry, asked: list[tuple]):
-        self.entry, self.asked, self.io = entry, asked, entry.program.tensors
+        self.entry, self.asked, self.io, self.counts = entry, asked, entry.program.tensors, entry.program.counts
 
     def describe(self) -> str:
         return "a notebook"

@@ -76,6 +76,16 @@ def test_a_members_graph_is_that_of_another_one(fake):
     assert not api.blocks and not api.modules and not api.graphs
 
 
+def test_graphs_have_run_and_host_memory_is_there_before_the_first_inference(fake):
+    """... since the driver loads code, and takes memory, when these are first used"""
+    api = fake()
+    s = Session(of_rows(), "gpu")
+    assert api.calls.count("cuGraphLaunch") == 1 and api.calls.count("cuMemHostAlloc") == 1
+    api.calls.clear()
+    same(s.run(None, {"x": x_of(40)}), expected(x_of(40)))
+    assert not {"cuMemAlloc", "cuMemHostAlloc", "cuGraphInstantiateWithParams"} & set(api.calls)
+
+
 def test_tensor_maps_of_members(fake):
     """A map's address is that in the member's own table, and its extents are the member's"""
     seen: list[tuple[int, int]] = []
@@ -97,7 +107,7 @@ def test_tensor_maps_of_members(fake):
         assert tables[rows] == min(first, second)
     assert len({*tables.values()}) == 3
     heights = [args[3][-1] for _, args in api.maps]
-    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 4  # of the family, then one a member
+    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 5  # of the family, then one a member, two of them at once
 
 
 def test_shared_memory_is_a_members_own(fake):

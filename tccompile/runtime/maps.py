@@ -1,0 +1,167 @@
+"""Tensor maps of a section: which there are, and their bytes, which the driver encodes.
+
+A member of a family has its own, and is made between two inferences. The bindings make an object of each extent of each map
+whenever they are called, which takes longer than all else that a new size needs. So the driver's functions are called where the
+bindings say that they lie, with arguments that are made once, and that numbers are written into.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tccompile.plan.format import MAPPED, Address, Map, Section
+from tccompile.plan.formulas import Slot, slots
+from tccompile.runtime.driver import Device
+from tccompile.runtime.graph import launches
+
+BYTES = 128
+"""Of a tensor map."""
+
+ALIGN = 64
+"""Bytes that the driver aligns it to."""
+
+SMALL_MAP = 131_072
+"""Bytes under which a tensor's map must have a bit cleared for drivers of CUDA 13.1 or older (docs/facts/hopper.md)."""
+
+SMALL_BIT = np.uint64(1 << 21)
+"""That bit, of a map's second word."""
+
+FIELDS: dict[str, tuple[type, int]] = {
+    "address": (np.uint64, 1),
+    "extents": (np.uint64, 5),
+    "strides": (np.uint64, 4),
+    "box": (np.uint32, 5),
+    "steps": (np.uint32, 5),
+    "lower": (np.int32, 3),
+    "upper": (np.int32, 3),
+    "channels": (np.uint32, 1),
+    "pixels": (np.uint32, 1),
+}
+"""What the driver is told of a map: types, and how many there are at most."""
+
+Put = tuple[np.ndarray, list[int], list[int], list[int]]
+"""Where slots' numbers go: the numbers of a field, places among them, slots, and what is added."""
+
+
+class MapTable:
+    """The tensor maps of a section's launches: which there are, each once, and of each argument that is one, which it is.
+
+    Those of a family's section are told apart by their formulas, and are then the same maps in all of its members.
+    """
+
+    def __init__(self, section: Section):
+        known: dict[Map, int] = {}
+        self._numbers = [known.setdefault(m, len(known)) for m in _maps(section)]
+        self.maps = list(known)
+
+    def places(self, start: int) -> list[int]:
+        """Where the map of each argument lies in a table that begins there."""
+        return [start + BYTES * number for number in self._numbers]
+
+
+def _maps(section: Section) -> Iterator[Map]:
+    return (arg for launch in launches(section) for arg in launch.args if isinstance(arg, Map))
+
+
+class Encoder:
+    """Encodes these tensor maps; where they have slots, again for each size.
+
+    address  where something lies in memory, whose offset is a number
+    """
+
+    def __init__(self, device: Device, maps: Sequence[Map], address: Callable[[Address], int]):
+        self._device = device
+        room = np.zeros(BYTES * len(maps) + ALIGN, np.uint8)
+        start = -room.ctypes.data % ALIGN
+        self._words = room[start : start + BYTES * len(maps)].view(np.uint64).reshape(-1, BYTES // 8)
+        self._told: dict[str, np.ndarray] = {name: np.zeros((len(maps), most), dtype) for name, (dtype, most) in FIELDS.items()}
+        self._puts: list[Put] = []
+        for name in FIELDS:
+            self._fill(name, [_numbers(m, name, address) for m in maps])
+        self._last = np.array([len(m.extents) - 1 for m in maps], np.int64)
+        self._sizes = np.array([m.dtype.size for m in maps], np.uint64)
+        self._small = device.driver_version <= 13010
+        calls = [self._call(device, number, m) for number, m in enumerate(maps)]
+        self._all = calls
+        self._open = [call for call, m in zip(calls, maps, strict=True) if slots(m)]
+
+    def __call__(self, numbers: Sequence[Any]) -> bytes:
+        """The bytes of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
+        for field, places, which, starts in self._puts:
+            field[places] = [start + numbers[n] for n, start in zip(which, starts, strict=True)]
+        with self._device:
+            for call, args in self._all:
+                call(*args)
+        self._all = self._open  # the others stay what they are
+        if not self._small:
+            return self._words.tobytes()
+        rows = np.arange(len(self._words))
+        inner = np.where(self._last > 0, self._told["strides"][rows, self._last - 1], self._sizes)
+        words = self._words.copy()
+        words[:, 1] &= ~np.where(self._told["extents"][rows, self._last] * inner < SMALL_MAP, SMALL_BIT, np.uint64(0))
+        return words.tobytes()
+
+    def _fill(self, name: str, rows: Sequence[Sequence[tuple[int, Any]]]) -> None:
+        """Write what is known of a field, and note what slots stand for, by its place among the numbers of all maps."""
+        field = self._told[name]
+        places, which, starts = list[int](), list[int](), list[int]()
+        for number, row in enumerate(rows):
+            for column, (start, value) in enumerate(row):
+                if isinstance(value, Slot):
+                    places.append(field.shape[1] * number + column)
+                    which.append(value.number)
+                    starts.append(start)
+                else:
+                    field[number, column] = start + value
+        if places:
+            self._puts.append((field.reshape(-1), places, which, starts))
+
+    def _call(self, device: Device, number: int, m: Map) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The driver's function that encodes a map, and its arguments."""
+        cu, rank = device.cu, len(m.extents)
+
+        def at(name: str) -> ctypes.c_void_p:
+            return ctypes.c_void_p(self._told[name][number].ctypes.data)
+
+        def value(name: str, kind: Any) -> Any:
+            return kind.from_address(self._told[name][number].ctypes.data)
+
+        swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"
+        first = (
+            ctypes.c_void_p(self._words[number].ctypes.data),
+            _constant(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}"),
+            ctypes.c_uint32(rank),
+            value("address", ctypes.c_uint64),
+            at("extents"),
+            at("strides"),
+        )
+        rest = (
+            at("steps"),
+            _constant(cu.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE_NONE"),
+            _constant(cu.CUtensorMapSwizzle, swizzle),
+            _constant(cu.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"),
+            _constant(cu.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"),
+        )
+        if m.kind == "tiled":
+            return cu.native("cuTensorMapEncodeTiled"), (*first, at("box"), *rest)
+        corners = at("lower"), at("upper"), value("channels", ctypes.c_uint32), value("pixels", ctypes.c_uint32)
+        return cu.native("cuTensorMapEncodeIm2col"), (*first, *corners, *rest)
+
+
+def _numbers(m: Map, name: str, address: Callable[[Address], int]) -> list[tuple[int, Any]]:
+    """A field's numbers, each as one that is known and one that may be a slot."""
+    if name == "address":
+        return [(address(Address(m.address.space, m.address.name, 0)), m.address.bytes)]
+    value = getattr(m, name)
+    if name == "steps" and m.kind == "im2col":
+        value = (1, *value, 1)
+    return [(0, n) for n in (value if isinstance(value, tuple) else (value,))]
+
+
+def _constant(names: Any, name: str) -> ctypes.c_int:
+    """A member of an enumeration of the driver's."""
+    return ctypes.c_int(int(getattr(names, name)))
