@@ -113,6 +113,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "DiffLlama": KV,
     "Lfm2": {**KV, "layer_types": ["conv", "full_attention"]},
     "BitNet": KV,
+    "Bamba": KV,
 }
 CLASS = {"Llama3": "Llama", "LlamaYarn": "Llama", "GPT2": "GPT2LMHead", "Gemma3Text": "Gemma3", "Gemma3": "Gemma3"}
 CONFIG = {"Llama3": "Llama", "LlamaYarn": "Llama"}
@@ -711,7 +712,24 @@ def _entries(kinds: dict[str, dict[str, Any]], kind: str, build: Any, *more: Any
     ]
 
 
+def _owl(_: Path) -> Torch:
+    """Boxes for texts; of the last text nothing is there, and its scores are the lowest float32."""
+    small = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "hidden_size": 64}
+    config = transformers.Owlv2Config(
+        text_config={**small, "vocab_size": 100, "max_position_embeddings": 16},
+        vision_config={**small, "image_size": 64, "patch_size": 8},
+        projection_dim=64,
+    )
+    module = transformers.Owlv2ForObjectDetection(config)
+    ids = tokens(98, 24).reshape(3, 8) + 1
+    ids[:, 5], ids[2] = 99, 0
+    inputs = {"input_ids": ids, "pixel_values": images(64), "attention_mask": mask(3, 8, 6)}
+    outputs = ("logits", "pred_boxes", "objectness_logits")
+    return Torch(wake(module, inputs, lambda m, **a: m(**a)), inputs, outputs, trace=True)
+
+
 OTHERS = {
+    "Owlv2": ("detection", _owl),
     "DPT": ("depth", _dpt),
     "DepthAnything": ("depth", partial(_depth_anything, 126)),
     "DepthAnything.small": ("depth", partial(_depth_anything, 70)),
