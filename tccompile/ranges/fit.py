@@ -66,11 +66,12 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
 def _beside(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
     """A formula less a size or so, as what is added to a signal to fill its last window; or and one more, as places have that
     end with a sum."""
+    common = max(gcd(*numbers), 1)  # of rows with one more, say
     beside = [("", k) for k in (1, -1)] + list(itertools.product(sizes, (-1, 1, -2, 2)))
     for name, k in beside:
-        rest = [n - k * (p[name] if name else 1) for n, p in zip(numbers, at, strict=True)]
+        rest = [n // common - k * (p[name] if name else 1) for n, p in zip(numbers, at, strict=True)]
         if len(set(rest)) > 1 and (found := _product(rest, at, at, sizes)) is not None:
-            return found + k * (sizes[name] if name else 1)
+            return (found + k * (sizes[name] if name else 1)) * common
     return None
 
 

@@ -31,6 +31,7 @@ FORMS = {
     "new tokens by all": (TWO, lambda h, w: h * round_up(h + w, 8) * 12),
     "a last window": (ONE, lambda n: (ceil_div(n + 2, 20) + 1) * 20 - n),
     "at most": (TWO, lambda h, w: h * min(w, 40) * 3 + 1),
+    "patches and one more": (TWO, lambda h, w: (h // 8 * (w // 4) + 1) * 32),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
 }
 
