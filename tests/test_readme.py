@@ -12,6 +12,7 @@ from pathlib import Path
 from tccompile import errors
 from tccompile.arch import ARCHS, PTX
 from tccompile.cli import bug
+from tccompile.cli import command as command_of
 from tccompile.cli import commands as commands_of
 from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
@@ -116,6 +117,6 @@ def test_a_bug_s_report_is_as_told():
     told = page("docs/guide/reporting-a-bug.md")
     assert all(tool in told for tool in bug.TOOLS)
     assert all(
-        part in inspect.getsource(commands_of._bug) and part in told
+        part in inspect.getsource(command_of._bug) and part in told
         for part in ("this is a bug of tccompile's; please send the file", "tccompile-bug-")
     )

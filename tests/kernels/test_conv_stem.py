@@ -125,7 +125,7 @@ def test_with_a_stride_of_1_every_other_window_has_a_copy() -> None:
         (conv("many channels", (1, 5, 9, 9), 16, (3, 3)), "5 input channels; it takes up to 4"),
         (conv("fp32", (1, 3, 9, 9), 16, (3, 3), dtype=DType.F32), "Tensor Cores are fed with float16"),
         (conv("to fp32", (1, 3, 9, 9), 16, (3, 3), to="fp32"), "the copy engine stores float16"),
-        (conv("output", (1, 3, 9, 9), 16, (3, 3), to="output"), "model output"),
+        (conv("output", (1, 3, 9, 9), 16, (3, 3), to="output"), "model input or output"),
         (conv("shuffle", (1, 3, 9, 9), 36, (3, 3), ep="shuffle3"), "aligned vectors of 8"),
         (conv("residual", (1, 3, 9, 9), 16, (3, 3), ep="residual"), "reads a tensor for each pixel"),
         (conv("one column", (1, 3, 9, 1), 16, (3, 1)), "has one column"),
