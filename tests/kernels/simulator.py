@@ -141,7 +141,8 @@ class _Launch:
         scope = {name: function(called, self, known) for name, called in self.text.scope.items()}
         kernel = _executed(kernel_code(self.text), {**known, **scope}, "kernel")
         kinds = kinds_of(self.text)
-        assert [_kind(arg) for arg in self.launch.args] == kinds, "other arguments than the kernel takes"
+        given = [_kind(arg) for arg in self.launch.args]
+        assert given == kinds, f"other arguments than the kernel takes: {', '.join(given)} for {', '.join(kinds)}"
         return partial(kernel, *map(self._value, self.launch.args))
 
     def _value(self, arg: Arg) -> Any:

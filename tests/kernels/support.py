@@ -81,7 +81,19 @@ def check(
     for chosen in [config] if config else kernel.configs(op, program, arch):
         memory = run(kernel.work(op, program, chosen, arch), program, values, op.y, arch)
         memory.check_written(once)
-        assert relative_error(memory.result(), expected) <= TOLERANCE.get(y.dtype, 0)
+        result = memory.result()
+        right = relative_error(result, expected) <= TOLERANCE.get(y.dtype, 0)
+        assert right, difference(chosen, result, expected, TOLERANCE.get(y.dtype, 0))
+
+
+def difference(config: Config, found: np.ndarray, expected: np.ndarray, tolerance: float) -> str:
+    """What a test says of wrong values: how many are off by more than rounding, and where the first one is."""
+    room = 2 * tolerance * np.abs(expected.astype(np.float64)).max(initial=0.0)
+    wrong = ~(np.abs(found.astype(np.float64) - expected.astype(np.float64)) <= room)
+    if not wrong.any():
+        return f"config {config}: all values are a little off"
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"config {config}: {wrong.sum()} of {wrong.size} differ, first at {place}: {found[place]}, expected {expected[place]}"
 
 
 def on_blocks(blocks: int, work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch) -> Memory:
