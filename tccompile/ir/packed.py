@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import Shape, ceil_div
 
 TILE = 16
 """Rows of a product of Tensor Cores."""
@@ -44,7 +44,7 @@ def span(block: int) -> int:
     return max(1, block // CHUNK)
 
 
-def shapes(shape: tuple[int, ...], bits: int, block: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def shapes(shape: Shape, bits: int, block: int) -> tuple[Shape, Shape, Shape]:
     """The shapes of values, scales and zeros of weights (N, K). Raises ValueError for no such bits or blocks."""
     if bits not in (4, 8) or not (block in BLOCKS or (block > 0 and block % CHUNK == 0)):
         raise ValueError(f"weights of {bits} bits in blocks of {block}")
