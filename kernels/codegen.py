@@ -23,9 +23,8 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
-COARSE = {"gelu": "coarse_gelu", "silu": "coarse_silu"}
-"""Functions where 8 bits are stored of what is made of them: errors of 3e-5 are far below a step. Their divisors are 1 and more:
-`a / b` is `coarse_div` in them."""
+COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
+"""Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step."""
 
 
 # --- Expressions as JSON -----------------------------------------------------------------------------------------------
@@ -298,7 +297,7 @@ _BINARY: dict[type, str] = {
 
 def _division(fn: str) -> str:
     """What `a / b` is in a function, beside the operator."""
-    return "coarse_div" if fn in COARSE.values() else "quick_div" if fn in APPROXIMATE else ""
+    return "quick_div" if fn in APPROXIMATE else ""
 
 
 def _binary(op: type, a: str, b: str, dtype: DType, division: str = "") -> str:
