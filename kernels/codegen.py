@@ -24,7 +24,8 @@ APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "ge
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
 COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
-"""Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step."""
+"""Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
+factor as well, which they multiply by anyway."""
 
 
 # --- Expressions as JSON -----------------------------------------------------------------------------------------------
@@ -58,11 +59,16 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
 
 
 def coarse(expr: Expr, dtype: DType) -> Expr:
-    """The expression with functions that are as exact as 8 bits need, where it is stored in so many."""
+    """The expression with functions that are as exact as 8 bits need, where it is stored in so many; and with their quotients
+    by a step as their products with its reciprocal."""
     if dtype.bits != 8 or dtype is DType.BOOL:
         return expr
-    found = {e: replace(e, fn=COARSE[e.fn]) for e in walk(expr) if e.fn in COARSE}
-    return substitute(expr, found) if found else expr
+    for e in reversed(walk(expr)):  # quotients before what they are of
+        x, step = e.args if e.fn == "ratio" and e.args[1].fn == "const" else (e, const(1.0))
+        if x.fn in COARSE:
+            half = const(0.5 / step.value)  # type: ignore[operator]
+            return coarse(substitute(expr, {e: Expr(COARSE[x.fn], (x.args[0], half))}), dtype)
+    return expr
 
 
 # --- Constants as arguments ------------------------------------------------------------------------------------------
@@ -70,7 +76,7 @@ def coarse(expr: Expr, dtype: DType) -> Expr:
 SCALARS = 32
 """Constants of one expression that are arguments, at most: a launch has 4 KiB of them before sm_70, and others need some."""
 
-LIFTED = {DType.F32: ("add", "sub", "mul", "div", "ratio"), DType.I64: ("add", "sub"), DType.BOOL: ()}
+LIFTED = {DType.F32: ("add", "sub", "mul", "div", "ratio", *COARSE.values()), DType.I64: ("add", "sub"), DType.BOOL: ()}
 """Functions whose constant operands become arguments, by type: see `lifted`."""
 
 

@@ -26,7 +26,7 @@ def evaluated(expr: Expr, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", [*COARSE])
 def test_they_are_far_closer_than_a_step(name: str) -> None:
     x = np.concatenate([np.linspace(-40, 40, 80_001), LARGE]).astype(np.float32)
-    exact, found = (evaluated(call(fn, load(0)), x) for fn in (name, COARSE[name]))
+    exact, found = evaluated(call(name, load(0)), x), evaluated(call(COARSE[name], load(0), 0.5), x)
     finite = np.isfinite(exact)
     assert np.abs(exact[finite] - found[finite]).max() < 3e-4
     assert found[-2] == np.inf and np.isnan(found[-1])
@@ -34,9 +34,10 @@ def test_they_are_far_closer_than_a_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*COARSE])
 def test_they_are_for_8_bits_alone(name: str) -> None:
-    expr = call("mul", call(name, load(0)), 3.0)
+    expr, quotient = call("mul", call(name, load(0)), 3.0), call("round", call("ratio", call(name, load(0)), 8.0))
     for dtype in (DType.I8, DType.U8, DType.E4M3, DType.E5M2):
-        assert coarse(expr, dtype) == call("mul", call(COARSE[name], load(0)), 3.0)
+        assert coarse(expr, dtype) == call("mul", call(COARSE[name], load(0), 0.5), 3.0)
+        assert coarse(quotient, dtype) == call("round", call(COARSE[name], load(0), 0.0625))
     for dtype in (DType.F16, DType.F32, DType.BOOL):
         assert coarse(expr, dtype) is expr
 
