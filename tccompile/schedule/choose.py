@@ -183,8 +183,8 @@ def seen(op: Op, program: Program) -> Hashable:
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
     """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none."""
     kernels = [k for k in KERNELS if isinstance(op, k.realises)]
-    once = None if op.also is None else "it stores one result"
-    refusals = {k.name: (None if k.stores_twice else once) or k.supports(op, program, arch) for k in kernels}
+    once = {k.name: "it stores one result" for k in kernels if op.also is not None and not k.stores_twice}
+    refusals = {k.name: once.get(k.name) or k.supports(op, program, arch) for k in kernels}
     found = [
         Candidate(k.cost(op, program, config, arch), k, config)
         for k in kernels
