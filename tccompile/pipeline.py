@@ -59,7 +59,8 @@ from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
-from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
+from tccompile.plan.file import Plan, is_plan
+from tccompile.plan.format import Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tccompile.arch import ARCHS
 from tccompile.cli.commands import tccompile as command
 from tccompile.errors import UsageError
-from tccompile.plan.format import Plan, encoded_size, to_bytes
+from tccompile.plan.file import Plan, encoded_size, to_bytes
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import Budgets, Latency, estimate, findings, parse_latency, parse_share, parse_size, text_of

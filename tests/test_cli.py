@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tccompile
 from tccompile.errors import PlanError, UsageError
 from tccompile.options import parse_entry, parse_shapes
-from tccompile.plan.format import Plan, write_plan
+from tccompile.plan.file import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
 from tests.tiers import usually

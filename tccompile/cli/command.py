@@ -130,7 +130,7 @@ def check_output(path: Path, *inputs: Path | None) -> None:
 
 def check_plan_output(path: Path) -> None:
     """Refuse to replace a file that is no plan, such as one that holds the model's weights."""
-    from tccompile.plan.format import is_plan
+    from tccompile.plan.file import is_plan
 
     if path.exists() and path.stat().st_size and not is_plan(path):
         raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tccompile.cli.report import Json
     from tccompile.ir.tensor import Tensor
     from tccompile.load.model import Model
-    from tccompile.plan.format import Plan
+    from tccompile.plan.file import Plan
     from tccompile.runtime.profile import Profile
     from tccompile.runtime.session import Session
     from tccompile.verify.budgets import Budgets
@@ -280,7 +280,7 @@ def tccompile(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
-    from tccompile.plan.format import is_plan
+    from tccompile.plan.file import is_plan
     from tccompile.runtime.generations import archs_of
 
     if is_plan(model):
@@ -335,7 +335,7 @@ def tccompile(
     from tccompile.cli import report
     from tccompile.pipeline import adapted, compile_model
     from tccompile.pipeline import check as check_model
-    from tccompile.plan.format import write_plan
+    from tccompile.plan.file import write_plan
 
     if check:
         with _Progress(quiet or as_json, False) as progress:
@@ -626,8 +626,9 @@ def tcrun(
     the inputs. Without -o, a summary of each output is printed.
     """
     from tccompile.ir.feeds import read_arrays
-    from tccompile.plan.format import fill, read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.plan.trust import check_trust
+    from tccompile.plan.weights import fill
     from tccompile.runtime.session import Session
 
     if iterations and not (bench or profile):
@@ -689,7 +690,7 @@ def tcrun(
     summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
     if page is not None and steps is not None:
         from tccompile.cli.profile_page import profile_page
-        from tccompile.plan.format import whole_file
+        from tccompile.plan.file import whole_file
 
         with whole_file(page) as file:
             file.write(profile_page(steps).encode())
@@ -729,7 +730,7 @@ def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
 
     import numpy as np
 
-    from tccompile.plan.format import whole_file
+    from tccompile.plan.file import whole_file
 
     with whole_file(path) as file:
         if path.suffix != ".npz":
@@ -828,7 +829,7 @@ def tcinspect(
 ) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
 
     if steps + rebuild + weights + sbom + (diff is not None) + (report_file is not None) > 1:
         raise UsageError("--rebuild and --diff compare, and --steps, --weights, --sbom and --report show; give one")
@@ -866,7 +867,7 @@ def _report(plan: Plan, path: Path, as_json: bool) -> int:
     """Write a page about a plan."""
     need_compiler("--report, which estimates times,")
     from tccompile.cli.report_page import report_page
-    from tccompile.plan.format import whole_file
+    from tccompile.plan.file import whole_file
     from tccompile.schedule.timings import timings
 
     with whole_file(path) as file:
@@ -971,7 +972,7 @@ def tcrefit(
     Nothing is compiled. Weights that the plan's precision does not hold for are refused with exit code 9.
     """
     from tccompile.cli.refit import Asked, refitted_as
-    from tccompile.plan.format import read_plan, write_plan
+    from tccompile.plan.file import read_plan, write_plan
 
     output = output or Path(new.stem + ".plan")
     data = Path(verify) if verify and verify != "-" else None

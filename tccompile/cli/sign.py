@@ -35,7 +35,7 @@ def tcsign(plan: Path, key: Path, certificates: Sequence[Path], output: Path | N
     A plan is a program: sign what you have built, or confirmed with tcinspect --rebuild. tcrun --trust PUBLIC.pem, or with the
     certificate that vouches for the key, then refuses plans that are not signed so.
     """
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.plan.trust import SUFFIX, sign
 
     output = output or plan.with_name(plan.name + SUFFIX)

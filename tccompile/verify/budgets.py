@@ -13,7 +13,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import kernel
 from tccompile.kernels.rates import MEASURED
-from tccompile.plan.format import Entry, Plan, Section, encoded_size
+from tccompile.plan.file import Plan, encoded_size
+from tccompile.plan.format import Entry, Section
 from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import Timings
 
