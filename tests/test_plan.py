@@ -31,9 +31,9 @@ from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source, Transform, same
 from tccompile.kernels.spec import Work
-from tccompile.plan import codec
+from tccompile.plan import FORMAT_VERSION, codec
 from tccompile.plan import file as plan_module
-from tccompile.plan.file import FORMAT_VERSION, PREFIX, Plan, from_bytes, read_plan, to_bytes, write_plan
+from tccompile.plan.file import PREFIX, Plan, from_bytes, read_plan, to_bytes, write_plan
 from tccompile.plan.format import Entry, Section, Step
 from tccompile.plan.rules import check_plan
 from tccompile.plan.weights import NOT_EVALUATED, fill

@@ -19,7 +19,10 @@ import click
 
 from tccompile.cli.foreign import message_of
 from tccompile.errors import BROKEN, LaunchError, ModelError, TccompileError, UsageError
+from tccompile.plan import FORMAT_VERSION
 from tccompile.terminal import json_text, plain, say
+
+VERSION = f"%(prog)s, version %(version)s, which writes and reads plan format {FORMAT_VERSION}"
 
 INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
-from tccompile.cli.command import EXISTING, NEW, Command, check_output, check_plan_output, fail, need_compiler
+from tccompile.cli.command import EXISTING, NEW, VERSION, Command, check_output, check_plan_output, fail, need_compiler
 from tccompile.errors import UsageError, VerificationError
 from tccompile.options import (
     PRECISIONS,
@@ -220,7 +220,7 @@ class Compile(Command):
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tccompile(
     model: Path,
     output: Path | None,
@@ -408,9 +408,11 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, pro
     if all(f.kept for f in found):
         return 0
     progress.stop()
-    say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
-    fail("the plan takes more than it may, and was not written")
-    return VerificationError.exit_code
+    code, message = VerificationError.exit_code, "the plan takes more than it may, and was not written"
+    told = {"error": {"code": code, "message": message}, "budgets": [f.to_json() for f in found]}
+    say(json_text(told) if as_json else text_of(found))
+    fail(message)
+    return code
 
 
 def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
@@ -602,7 +604,7 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcrun(
     plan: Path,
     input_file: Path | None,
@@ -813,7 +815,7 @@ def _values_text(summary: Json) -> str:
 @click.option("--sbom", is_flag=True, help="Print what the plan was made of and by, as CycloneDX.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcinspect(
     plan: Path,
     steps: bool,
@@ -953,7 +955,7 @@ def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, t
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcrefit(
     plan: Path,
     new: Path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tccompile import __version__
-from tccompile.cli.command import EXISTING, NEW, Command, check_output
+from tccompile.cli.command import EXISTING, NEW, VERSION, Command, check_output
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 
@@ -28,7 +28,7 @@ from tccompile.terminal import say
     "-o", "output", type=NEW, metavar="SIGNATURE", help="Where to write it; default, and where tcrun looks: MODEL.plan.sig."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcsign(plan: Path, key: Path, certificates: Sequence[Path], output: Path | None, quiet: bool) -> int:
     """Sign a plan with a key, as OpenSSF's model-signing does (pip install 'tccompile[sign]').
 

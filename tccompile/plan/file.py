@@ -25,14 +25,13 @@ from tccompile.ir.ops import OPS, Op
 from tccompile.ir.program import Program
 from tccompile.ir.storage import elements
 from tccompile.ir.weights import SMALL, Literal, leaves
-from tccompile.plan import codec
+from tccompile.plan import FORMAT_VERSION, codec
 from tccompile.plan.format import Contents, Family
 from tccompile.plan.formulas import Slot
 from tccompile.plan.rules import FORMULAS, check_family, check_plan, naming
 from tccompile.plan.stretch import Stretch
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 13
 MAGIC = b"\x89TCPLAN\n"
 PREFIX = struct.Struct("<8sIIQQ32s")  # magic, format version, 0, bytes of the header as stored and as JSON, its SHA-256
 ALIGN = 256

@@ -147,10 +147,12 @@ def _bytes(size: int) -> str:
 
 
 def _tensor_cores(plan: Plan, least: float) -> Iterator[Finding]:
-    """Of generations that have Tensor Cores."""
-    for where, entry, section in _sections(plan):
-        if section.arch not in ARCHS or not ARCHS[section.arch].tensor_tflops:
-            continue
+    """Of generations that have Tensor Cores. Raises UsageError if the plan has code for none of them."""
+    found = [s for s in _sections(plan) if s[2].arch in ARCHS and ARCHS[s[2].arch].tensor_tflops]
+    if not found:
+        archs = ", ".join(dict.fromkeys(section.arch for _, _, section in _sections(plan)))
+        raise UsageError(f"--require-tensor-cores: {archs} has no Tensor Cores; build for a generation that has, too (--arch)")
+    for where, entry, section in found:
         p = entry.program
         whole = sum(p.flops(p.ops[s.op]) for s in section.steps)
         there = sum(p.flops(p.ops[s.op]) for s in section.steps if s.tensor_cores)
