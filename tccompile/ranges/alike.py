@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves,
 from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
-"""Programs at sizes at random that a formula is held to, besides those at corners."""
+"""Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
@@ -117,6 +117,7 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
     names = [size.name for size in box]
     if count(box) == 1:
         return Pattern(box, (), program_at(tuple(size.low for size in box)))
+    program_at = cache(program_at)
     fixed = fixed_of(box, program_at)
     seen = star(box, fixed)
     programs = [program_at(point) for point in seen]
@@ -130,7 +131,8 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
         return known[numbers]
 
     found = Pattern(box, *drawn(merge(programs, formula, ()), names))
-    for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
+    several = sum(len(size.all) > 1 for size in box) > 1
+    for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED if several else COMPARED // 2))):
         if point not in seen:
             made = found.at(point)
             try:
