@@ -22,7 +22,7 @@ from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves,
 from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
-"""Programs at sizes at random that a formula is held to, besides those at corners."""
+"""Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
@@ -156,7 +156,8 @@ def _other(
     found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt
 ) -> tuple[Point, UndecidedError] | None:
     """A point that was not seen whose program is another one, and how it differs; None if there is none."""
-    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED))):
+    several = sum(len(size.all) > 1 for size in found.box) > 1
+    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED if several else COMPARED // 2))):
         if point in seen:
             continue
         made, own = found.at(point), program_at(point)
