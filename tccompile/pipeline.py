@@ -64,7 +64,7 @@ from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
-from tccompile.ranges.alike import Pattern, ProgramAt, patterns
+from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
 from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
@@ -490,7 +490,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         return traced(partial(loaded, point), to_fused)
 
     with computing(late(traced_at, inputs.box, opened.weights)):
-        found = patterns(inputs.box, program_of)
+        found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of)]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 
