@@ -173,6 +173,23 @@ def _other(
     return None
 
 
+def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
+    """The pattern with the forms that `offer` gives constants of its program at some sizes, if they are the same at all."""
+    tree, program = found.tree, found.at([size.low for size in found.box])
+    offered = offer(program)
+    same = [name for name in offered.forms if tree.constants.get(name) is program.constants[name]]
+    more = {name: offered.forms[name][len(program.forms.get(name, ())) :] for name in same}
+    names = {part for own in more.values() for form in own for part in form.tensors}
+    forms = {name: (*tree.forms.get(name, ()), *own) for name, own in more.items()}
+    whole = replace(
+        tree,
+        tensors={**tree.tensors, **{part: offered.tensors[part] for part in names}},
+        constants={**tree.constants, **{part: offered.constants[part] for part in names}},
+        forms={**tree.forms, **forms},
+    )
+    return replace(found, tree=whole)
+
+
 def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:
     """The extents of a program that are no size."""
     first = first_of(box)
