@@ -1,8 +1,8 @@
 """Networks in bytes beside the same in fp16, on a GPU: python -m tests.bench.quantized [NAME@N …] [--onnxruntime] [--jobs N]
 
 Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts, with smaller images
-where running it would take too long. Plans are made first, in `--jobs` processes, then run one by one. Times are medians by events
-around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate; `error` is that of the
+where running it would take too long. Plans are made first, in `--jobs` processes, then run one by one. Times are medians by
+events around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate; `error` is that of the
 quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; then how many products are in
 bytes, and why others are not. A calibration is made once for a network, and a choice for each batch; --calibrations keeps it.
 
