@@ -81,8 +81,8 @@ class PoolKernel(TextKernel):
         numbers += window
         params = code(
             self.name, kind=op.kind, x=x.dtype.value, vector=_vectors(x, lanes), words=_by_words(op, program), lanes=lanes,
-            window=unrolled, tail=order[-1] == 1 and groups * lanes > (x.padded[1] if lanes > 1 else shape[1]), by_group=by_group, order=order,
-            epilogue=spec.params,
+            window=unrolled, tail=order[-1] == 1 and groups * lanes > (x.padded[1] if lanes > 1 else shape[1]), by_group=by_group,
+            order=order, epilogue=spec.params,
         )  # fmt: skip
         args = (Ptr(op.x), *map(I32, numbers), *spec.args)
         return Work((Launch(params, (ceil_div(rows * groups, THREADS), 1, 1), THREADS, args),))

@@ -2,9 +2,9 @@
 
 Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts, with smaller images
 where running it would take too long. Plans are made first, in `--jobs` processes, then run one by one. Times are medians by
-events around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate; `error` is that of the
-quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; then how many products are in
-bytes, and why others are not. A calibration is made once for a network, and a choice for each batch; --calibrations keeps it.
+events around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate. `error` is that
+of the quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; then how many products are
+in bytes, and why others are not. A calibration is made once for a network, and a choice for each batch; --calibrations keeps it.
 
     python -m tests.bench.quantized --compile --plans DIR …      makes plans and what outputs should be, which needs no GPU
     python -m tests.bench.quantized --plans DIR …                measures them
