@@ -127,9 +127,11 @@ def make(network: str, names: list[str], kinds: list[str], args: argparse.Namesp
     began = time.perf_counter()
     for name in names:
         for kind in kinds:
+            if kind == "fp16" and not (folder / f"{name}.fp16.expected.npz").exists():
+                expect(name, kind, folder)
             if not (folder / f"{name}.{kind}.plan").exists():
                 build(name, kind, args.arch, folder, args.calibrations or folder)
-            if kind in ("fp16", "QDQ") and not (folder / f"{name}.{kind}.expected.npz").exists():
+            if kind == "QDQ":
                 expect(name, kind, folder)
     return f"{network}, {' '.join(kinds)}: {time.perf_counter() - began:.0f} s"
 
@@ -175,6 +177,8 @@ def rows(name: str, kinds: list[str], folder: Path) -> Iterator[Row]:
     """The rows of a network's plans, those of them that could be made."""
     model, shapes = variant(name)
     inputs, every = feeds(model, 0, shapes), [k for k in ("fp16", *kinds) if (folder / f"{name}.{k}.plan").exists()]
+    if every[:1] != ["fp16"]:
+        return
     with ExitStack() as stack:
         plans = {kind: read_plan(folder / f"{name}.{kind}.plan") for kind in every}
         sessions = {kind: stack.enter_context(Session(plan, device="gpu")) for kind, plan in plans.items()}
