@@ -510,7 +510,11 @@ def pool(
     order = order or (NHWC if spatial == 2 else NWC)
     end = pad if end_pad is None else end_pad
     out = (*x[:2], *(extent(n, pad, end, w, stride, dilation) for n, w in zip(x[2:], window, strict=True)))
-    b.normal("x", x, dtype, order)
+    if dtype in (DType.I8, DType.U8):
+        limits = np.iinfo(dtype.numpy)
+        b.values("x", b.rng.integers(limits.min, limits.max + 1, x), dtype, order)
+    else:
+        b.normal("x", x, dtype, order)
     ep_ = epilogue(b, out, ep, 1, order, dtype)
     y = _destination(b, out, 1, to, dtype, order)
     every = (stride,) * spatial
@@ -1273,6 +1277,9 @@ CASES: Cases = {
     "max_pool_3x3": _case(pool, (1, 64, 23, 25), "max", (3, 3), stride=2, pad=1),
     "max_pool_2x2": _case(pool, (2, 24, 14, 14), "max", (2, 2), stride=2),
     "max_pool_5x5": _case(pool, (1, 19, 13, 13), "max", (5, 5), pad=2, ep="relu"),
+    "max_pool_bytes": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.U8),
+    "max_pool_signed_bytes": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.I8),
+    "max_pool_bytes_odd": _case(pool, (1, 13, 7, 6), "max", (2, 2), dtype=DType.I8),
     "max_pool_ceil": _case(pool, (1, 16, 12, 12), "max", (3, 3), stride=2, end_pad=1),
     "max_pool_dilated": _case(pool, (1, 8, 17, 17), "max", (3, 3), dilation=2),
     "max_pool_gap": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="gap"),

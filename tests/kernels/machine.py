@@ -475,6 +475,15 @@ class Machine:
                 assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
 
             return of_halves
+        if kind in ("s16x2", "u16x2"):
+            assign, (x, y) = self.target(operands[0]), (self.source(o, "u32") for o in operands[1:])
+            largest = {"max": np.maximum}[base]
+
+            def of_pairs(mask: np.ndarray) -> None:
+                pairs = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(dtype_of(kind[:3])) for v in (x, y))
+                assign(largest(*pairs).view(np.uint32), mask)
+
+            return of_pairs
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
