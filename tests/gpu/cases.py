@@ -1072,6 +1072,8 @@ CASES: Cases = {
     "sparse_conv_stride": _sparse(conv, (1, 67, 15, 9), 21, (5, 3), stride=2),
     "sparse_conv_1x1": _sparse(conv, (3, 144, 14, 14), 256, (1, 1), ep="bias residual"),
     "sparse_s8_gemm": _sparse(of_8_bits, (300, 1040), 198, kinds=(DType.U8, DType.I8, F16)),
+    "sparse_conv_whole": _sparse(conv, (2, 64, 13, 11), 72, (3, 3), 1, None, 1, 1, "bias relu"),
+    "sparse_s8_conv_whole": _sparse(of_8_bits, (1, 128, 13, 11), 72, (3, 3), (DType.U8, DType.I8, DType.I8)),
     "sparse_s8_conv": _sparse(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.I8, DType.I8, F16)),
     "sparse_fp8_gemm": _sparse(of_float8, (300, 700), 198),
     "sparse_fp8_conv": _sparse(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16)),
