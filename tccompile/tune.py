@@ -243,15 +243,15 @@ def repeated(op: Op, program: Program, times: int) -> Program:
     ops, outputs = [], []
     for i in range(times):
         names = {}
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             t = program.tensors[name]
-            own = f"#{i}" if name == op.y else f"@{i}" if t.storage in program.constants else ""
+            own = f"#{i}" if name in op.results else f"@{i}" if t.storage in program.constants else ""
             names[name] = name + own
             base = t.base and t.base + own
             tensors[name + own] = replace(t, name=name + own, base=base)
             if base and t.base:
                 tensors[base] = replace(program.tensors[t.base], name=base)
-            if name != op.y and t.storage not in program.inputs:
+            if name not in op.results and t.storage not in program.inputs:
                 constants[t.storage + own] = Source(t.storage, (), "")
         ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)

@@ -231,7 +231,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
         if offset % 16:
             raise PlanError(f"tensor {name!r} at {offset}, which 16 does not divide")
     for op in program.ops:
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
             if owner not in section.offsets and owner not in elsewhere:
                 raise PlanError(f"tensor {owner!r} has no place in the arena")
@@ -341,19 +341,22 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
         with naming(f"step {i} ({_called(op)})"):
             if not step.launches:
                 if y.size:
+                    require(op.also is None, f"no launch writes its result {op.results[-1]!r}")
                     require(y.storage not in program.outputs, f"nothing writes the output {y.storage!r}")
                     unwritten[y.storage] = op.inputs if y.base is None else ()
                 continue
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
-            own, places = _Places(), _Places()
-            own.add(*_place(program, section, op.y))
-            for name in (*read, *(part for form in program.forms_of(op) for part in form.tensors), op.y):
+            places = _Places()
+            for name in (*read, *(part for form in program.forms_of(op) for part in form.tensors), *op.results):
                 if program.tensors[name].storage not in unwritten:
                     places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)
             places.add("counters", "", *step.counters)
             addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
-            require(not y.size or any(own.hold(a, 0) for a in addresses), f"no launch writes its result {op.y!r}")
+            for name in op.results:
+                own = _Places()
+                own.add(*_place(program, section, name))
+                require(not y.size or any(own.hold(a, 0) for a in addresses), f"no launch writes its result {name!r}")
     require(len(kinds) <= 1, "code of both kinds")
 
 
