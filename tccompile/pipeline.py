@@ -45,6 +45,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.ir.extent import Decisions, deciding
+from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
@@ -405,7 +406,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = fuse(program)
+    program = held_apart(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -419,7 +420,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
+    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
@@ -467,7 +468,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return lay_out(join_groups(absorb_shuffles(formats[lowest](fused(point)))))
+                return lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
