@@ -16,7 +16,7 @@ from tccompile.ir.ops import Carry
 from tccompile.ir.program import Program, lifetimes
 from tccompile.load import unroll
 from tccompile.pipeline import without_code
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.networks import reference
 from tests.test_unroll import BOOL, FLOAT, INT64, array, graph, model, value
