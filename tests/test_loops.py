@@ -79,14 +79,14 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def run(m: onnx.ModelProto, precision: str = "fp32", limit: int = 4) -> tuple[Session, Program]:
-    plan = from_bytes(to_bytes(without_code(m, precision=precision, limits={"Loop_" + m.graph.output[0].name: limit})))
+    named = {node.name: limit for node in m.graph.node if node.op_type == "Loop"}
+    plan = from_bytes(to_bytes(without_code(m, precision=precision, limits=named)))
     program = plan.entries[0].program
     assert any(isinstance(op, Carry) for op in program.ops)
     return Session(plan, "cpu"), program
 
 
-@pytest.mark.parametrize("precision", ["fp32", "mixed"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "precision"), [*((name, "fp32") for name in MODELS), ("a product", "mixed"), ("rows", "mixed")])
 def test_as_onnx_runtime_runs_them(name: str, precision: str) -> None:
     m = MODELS[name]()
     session, program = run(m, precision)
@@ -111,6 +111,28 @@ def test_more_iterations_than_there_is_room_for_are_an_error() -> None:
         InputError, match=r"'Loop_a_end' \(Loop\) finds 3 elements .* room for 2: compile it with a larger --limit"
     ):
         session.run(None, {**feeds, "n": array(7).reshape(())})
+
+
+def test_a_scan_that_passes_something_on() -> None:
+    inputs, outputs = [value("a", shape=(4,)), value("r", shape=(4,))], [value("a_"), value("s")]
+    body = graph([("Mul", "a w", "d"), ("Add", "d r", "a_"), ("Relu", "a_", "s")], inputs, outputs, {"w": np.float32([0.5])})
+    given = [value("a_0", shape=(4,)), value("x", shape=(6, 4))]
+    m = model([("Scan", "a_0 x", "a_end s_all", {"body": body, "num_scan_inputs": 1})], given, [value("a_end"), value("s_all")])
+    session, program = run(m)
+    assert [body.most for body in bodies(program)] == [6]
+    rng = np.random.default_rng(0)
+    feeds = {x.name: rng.standard_normal(x.shape).astype(np.float32) for x in session.get_inputs()}
+    for name, got in zip(("a_end", "s_all"), session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(got, reference(m, feeds)[name], 1e-6)
+
+
+def test_iterations_that_do_not_depend_on_each_other_are_unrolled() -> None:
+    """So they can run side by side."""
+    inputs, outputs = [value("i", INT64, ()), value("c", BOOL, ())], [value("c", BOOL, ()), value("r")]
+    body = graph([("Gather", "x i", "g"), ("Exp", "g", "r")], inputs, outputs)
+    often = {"n": array(3).reshape(()), "go": np.array(True)}
+    m = model([("Loop", "n go", "r_all", {"body": body})], [value("x", shape=(3, 4))], [value("r_all")], often)
+    assert not any(isinstance(op, Carry) for op in without_code(m).entries[0].program.ops)
 
 
 def test_a_body_is_in_the_program_once() -> None:

@@ -58,6 +58,7 @@ class Repeated:
     bound    how often it goes round at most; `limited`, if that is the user's word
     most     the name of the number of iterations, empty if that is the bound
     going    the name of what says whether the first iteration takes place; empty if it does
+    few      whether it may be unrolled
     """
 
     node: onnx.NodeProto
@@ -67,6 +68,7 @@ class Repeated:
     limited: bool = False
     most: str = ""
     going: str = ""
+    few: bool = True
 
     @cached_property
     def carried(self) -> list[str]:
@@ -116,6 +118,8 @@ class Repeater:
         begin |= {loop.turn: self.s.constant(0), flags[0]: loop.going or self.s.constant(True, bool)}
         begin |= {name: zero for name, zero, _ in buffers}
         left = [*zip(loop.carried, new, strict=True), (loop.turn, turned), *((name, to) for name, _, to in buffers)]
+        if loop.few and not self.counted and all(new == old for old, new in zip(loop.carried, made, strict=False)):
+            raise self._differs("iterations do not depend on each other: unrolled, they can run side by side")
         if loop.limited:
             begin[flags[1]] = self.s.constant(False, bool)
             left.append((flags[1], more))

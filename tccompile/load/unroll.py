@@ -233,13 +233,14 @@ class Unroller:
         except UnsupportedError:
             return False  # nor can it be unrolled, if the data decide how often it goes round
         bound = bound if running.bound is None else min(bound, running.bound)
-        if bound * _count(body) <= LONG:
+        nodes = bound * _count(body)
+        if nodes <= LONG:
             return False
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
         loop = Repeated(
             node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, running.most,
-            self.all_of(node, decide),
+            self.all_of(node, decide), self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
             f.set_constant(f"{loop.prefix}/true", literal("", True))
@@ -376,7 +377,10 @@ class Unroller:
             x = scanned[counted.index(size)]
             if any(ahead) or any(other != size for other in counted):
                 raise f.sizes.refuse(x, f.sizes.axis_of(x, size), "the Scan goes along other axes, or backwards")
-            self.loop(_as_loop(node, size, count), size.limit)
+            self.loop(_as_loop(node, size.count, count), size.limit)
+            return
+        if steps * _count(body) > LONG and not any(ahead):
+            self.loop(_as_loop(node, f.sizes.constant(steps), count))
             return
         parts: list[list[str]] = [[] for _ in range(outputs)]
         nodes: list[onnx.NodeProto] = []
@@ -538,8 +542,8 @@ class Unroller:
         return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")
 
 
-def _as_loop(node: onnx.NodeProto, size: sizes.Size, count: int) -> onnx.NodeProto:
-    """A Scan along the first axis of its last `count` inputs, of which there are as many rows as the size says, as a Loop."""
+def _as_loop(node: onnx.NodeProto, most: str, count: int) -> onnx.NodeProto:
+    """A Scan along the first axis of its last `count` inputs, of which there are as many rows as `most` says, as a Loop."""
     body = onnx.GraphProto()
     body.CopyFrom(_graph(node, "body"))
     carried = len(node.input) - count
@@ -555,7 +559,7 @@ def _as_loop(node: onnx.NodeProto, size: sizes.Size, count: int) -> onnx.NodePro
     graph = onnx.helper.make_graph(
         [*rows, *body.node], body.name, [*inputs, *body.input[:carried]], [inputs[1], *body.output], body.initializer
     )
-    return onnx.helper.make_node("Loop", [size.count, "", *node.input[:carried]], node.output, node.name, body=graph)
+    return onnx.helper.make_node("Loop", [most, "", *node.input[:carried]], node.output, node.name, body=graph)
 
 
 def _count(graph: onnx.GraphProto) -> int:
