@@ -236,7 +236,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
                     for shapes, dump in zip(options.entries, dumps, strict=True)
                 ]
     except (UnsupportedError, ModelError) as error:
-        advise(error, model, options.entries, options.nchwc_block)
+        advise(error, model, options.entries, options.nchwc_block, options.limits)
         raise
 
     if measuring:
@@ -545,4 +545,4 @@ def check(model: Model, options: Options) -> Report:
             opened = read(model, options.nchwc_block, options.limits)
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, entries[0])
             entries = tuple(map(inputs.shapes, dict.fromkeys((corners(inputs.box)[0], corners(inputs.box)[-1]))))
-        return check_entries(model, entries, options.nchwc_block)
+        return check_entries(model, entries, options.nchwc_block, options.limits)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+import tccompile
 from tccompile.errors import InputError, PlanError, UnsupportedError
 from tccompile.ir.limits import check_program
 from tccompile.ir.loops import bodies, in_turn, together
@@ -133,6 +134,13 @@ def test_iterations_that_do_not_depend_on_each_other_are_unrolled() -> None:
     often = {"n": array(3).reshape(()), "go": np.array(True)}
     m = model([("Loop", "n go", "r_all", {"body": body})], [value("x", shape=(3, 4))], [value("r_all")], often)
     assert not any(isinstance(op, Carry) for op in without_code(m).entries[0].program.ops)
+
+
+def test_a_check_takes_limits() -> None:
+    m = MODELS["a sum"]()
+    m.graph.node[0].input[0] = ""
+    assert "say how often at most" in tccompile.check(m).text
+    assert not tccompile.check(m, limits={"Loop_a_end": 9}).missing
 
 
 def test_a_body_is_in_the_program_once() -> None:

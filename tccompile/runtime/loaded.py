@@ -64,7 +64,7 @@ class Loaded:
             self.table = table_of(device, self.encoded)
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
-            loops = [self._placed(body) for body in bodies(entry.program)]
+            loops = [self._placed(body) for body in bodies((family.highest if family else entry).program)]
             self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, rooms, self._where, loops)
 
     def _first_that_loads(
