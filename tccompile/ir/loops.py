@@ -8,7 +8,7 @@ takes place is said by data on the device, so nobody waits for it; and one that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,20 +43,24 @@ def bodies(program: Program) -> tuple[Body, ...]:
     return tuple(Body(op.loop, entered.get(op.loop, i) + 1, i, op.over or "", op.most) for i, op in ends)
 
 
-def in_turn(program: Program, goes_on: Callable[[Body], bool], most: int | None = None) -> Iterator[int]:
-    """The numbers of ops as they run; `most`, how often bodies run at most, if that is less than their loops say."""
-    starts, i = {body.first: body for body in bodies(program)}, 0
-    while i < len(program.ops):
-        body = starts.get(i)
+def in_turn(
+    program: Program, goes_on: Callable[[Body], bool], most: int | None = None, order: Sequence[int] | None = None
+) -> Iterator[int]:
+    """The numbers of ops as they run.
+
+    most   how often bodies run at most, if that is less than their loops say
+    order  all ops in another order, in which a loop takes place where its first op comes
+    """
+    found = bodies(program)
+    for i in range(len(program.ops)) if order is None else order:
+        body = next((body for body in found if i in body), None)
         if body is None:
             yield i
-            i += 1
-            continue
-        turn = 0
-        while turn < body.most and (most is None or turn < most) and goes_on(body):
-            yield from range(body.first, body.last + 1)
-            turn += 1
-        i = body.last + 1
+        elif i == body.first:
+            turns = body.most if most is None else min(body.most, most)
+            while turns > 0 and goes_on(body):
+                yield from range(body.first, body.last + 1)
+                turns -= 1
 
 
 def times(program: Program) -> list[int]:

@@ -202,7 +202,8 @@ class CpuEngine:
         for name in self.program.outputs:
             memory[name] = np.empty(tensors[name].span, tensors[name].dtype.numpy)
         times += [0.0] * len(self.section.steps)
-        for i in in_turn(self.program, lambda body: bool(self._elements(body.going).item())):
+        order = [step.op for step in self.section.steps]
+        for i in in_turn(self.program, lambda body: bool(self._elements(body.going).item()), order=order):
             begin = perf_counter()
             op = self.program.ops[i]
             if self.check_padding:
