@@ -27,6 +27,7 @@ from tests.test_unroll import BOOL, FLOAT, INT64, array, graph, model, value
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops stay loops, however short they are."""
     monkeypatch.setattr(unroll, "LONG", 0)
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
 
 
 def looped(

@@ -24,7 +24,7 @@ from tccompile.load import repeat, sizes
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
-from tccompile.load.repeat import LONG, Repeated, Repeater, tried
+from tccompile.load.repeat import LONG, LONG_COUNTED, Repeated, Repeater, tried
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
@@ -234,13 +234,13 @@ class Unroller:
             return False  # nor can it be unrolled, if the data decide how often it goes round
         bound = bound if running.bound is None else min(bound, running.bound)
         nodes = bound * _count(body)
-        if nodes <= LONG:
+        if nodes <= LONG_COUNTED:
             return False
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
         loop = Repeated(
             node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, running.most,
-            self.all_of(node, decide), self.made + nodes <= MOST,
+            self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
             f.set_constant(f"{loop.prefix}/true", literal("", True))
@@ -379,7 +379,7 @@ class Unroller:
                 raise f.sizes.refuse(x, f.sizes.axis_of(x, size), "the Scan goes along other axes, or backwards")
             self.loop(_as_loop(node, size.count, count), size.limit)
             return
-        if steps * _count(body) > LONG and not any(ahead):
+        if steps * _count(body) > LONG_COUNTED and not any(ahead):
             self.loop(_as_loop(node, f.sizes.constant(steps), count))
             return
         parts: list[list[str]] = [[] for _ in range(outputs)]

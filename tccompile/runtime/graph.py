@@ -104,6 +104,7 @@ class LaunchGraph:
     rooms      the most shared memory that launches of each code have
     where      names a launch for people
     loops      those steps that are a loop's body
+    once       whether it is instantiated once: the driver takes a graph with while nodes only once
     uses       of each input and output
     Raises LaunchError, which names the node, if the driver refuses it; PlanError for arguments that its code does not take.
     """
@@ -119,6 +120,7 @@ class LaunchGraph:
         rooms: Mapping[int, int],
         where: Callable[[Step, PlacedLaunch], str],
         loops: Sequence[Placed] = (),
+        once: bool = True,
     ):
         self.device, self.where = device, where
         self.nodes: list[Node] = []
@@ -127,7 +129,7 @@ class LaunchGraph:
         self._of_step: list[list[int]] = []  # the numbers of its nodes
         with device as cu:
             self._graph = Handle(device, cu.cuGraphCreate(0), "cuGraphDestroy")
-            self._while = While(device) if loops and device.driver_version >= LOOP_DRIVER else None
+            self._while = While(device) if loops and once and device.driver_version >= LOOP_DRIVER else None
             for step in section.steps:
                 self._of_step.append([])
                 for launch in step.launches:
@@ -156,13 +158,13 @@ class LaunchGraph:
             else:
                 last += [self._add_loop(cu, section, loop, before)] * len(steps)
 
-    def _add(self, cu: Driver, graph: Any, step: int, before: list[End], early: bool = True) -> list[End]:
+    def _add(self, cu: Driver, graph: Any, step: int, before: list[End]) -> list[End]:
         """A step's launches, one after the other: what ends it."""
         for number in self._of_step[step]:
             node = self.nodes[number]
             self.numbers.told(number, node)
             try:
-                launched = early and bool(before) and all(launched for _, launched in before)
+                launched = bool(before) and all(launched for _, launched in before)
                 handle = node.add_to(graph, [end for end, _ in before], cu, launched)
             except DriverError as error:
                 raise LaunchError(f"{self.where(node.step, node.launch)}: {error}") from error
@@ -175,28 +177,29 @@ class LaunchGraph:
         if self._while is None:
             count = loop.most * sum(len(own) for own in self._of_step[loop.first : loop.last + 1])
             if count > UNROLLED:
+                version = f"{self.device.driver_version // 1000}.{self.device.driver_version % 1000 // 10}"
                 raise LaunchError(
-                    f"a loop of up to {loop.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer: "
-                    f"that of {self.device} is of {self.device.driver_version // 1000}.{self.device.driver_version % 1000 // 10}"
+                    f"a loop of up to {loop.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer, and a plan "
+                    f"for fixed shapes: the driver of {self.device} is of CUDA {version}; say fewer iterations by --limit"
                 )
             for _ in range(loop.most):
-                before = self._add_body(cu, self._graph.value, section, loop, before, True)
+                before = self._add_body(cu, self._graph.value, section, loop, before)
             return before
         try:
             node, body, told = self._while.begin(cu, self._graph.value, [end for end, _ in before], loop.going)
-            ends = self._add_body(cu, body, section, loop, [], False)
+            ends = self._add_body(cu, body, section, loop, [])
             self._while.end(cu, body, [end for end, _ in ends], loop.going, told)
         except DriverError as error:
             raise LaunchError(f"the loop of steps {loop.first} to {loop.last}: {error}") from error
         return [(node, False)]
 
-    def _add_body(self, cu: Driver, graph: Any, section: Section, loop: Placed, before: list[End], early: bool) -> list[End]:
+    def _add_body(self, cu: Driver, graph: Any, section: Section, loop: Placed, before: list[End]) -> list[End]:
         """The steps of a loop's body, after others: what ends the last one, which comes after all of them."""
         last: dict[int, list[End]] = {}
         for i in range(loop.first, loop.last + 1):
             own = [end for s in section.steps[i].after if s >= loop.first for end in last[s]]
             own = list({int(node): (node, launched) for node, launched in own}.values())
-            last[i] = self._add(cu, graph, i, own or before, early)
+            last[i] = self._add(cu, graph, i, own or before)
         return last[loop.last]
 
     def _numbers(self, address: Callable[[Address], int], maps: Iterator[int]) -> Numbers:

@@ -65,7 +65,9 @@ class Loaded:
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
             loops = [self._placed(body) for body in bodies((family.highest if family else entry).program)]
-            self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, rooms, self._where, loops)
+            self.graph = LaunchGraph(
+                device, self.section, functions, named, self.address, places, rooms, self._where, loops, family is None
+            )
 
     def _first_that_loads(
         self, sections: list[Section], target: str | None, family: Family | None

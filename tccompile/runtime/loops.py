@@ -19,10 +19,10 @@ PTX = Path(__file__).with_name("loop.ptx")
 ENTRY = b"tc_loop"
 
 LOOP_DRIVER = 12040
-"""The first driver that has such nodes. For older ones a body is in the graph as often as it may run."""
+"""The first driver that has such nodes. For older ones, and for families, a body is in the graph as often as it may run."""
 
 UNROLLED = 1 << 17
-"""Launches that loops may have in a graph for older drivers."""
+"""Launches that loops may have in such a graph."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -110,11 +111,8 @@ def looped() -> Plan:
     net = Net(x=(3, 4))
     body = onnx.helper.make_graph(nodes, "body", inputs, outputs)
     net.out(*net("Loop", np.array(5), np.array(True), net("Relu", "x"), outputs=2, body=body))
-    long, unroll.LONG = unroll.LONG, 0
-    try:
+    with mock.patch.multiple(unroll, LONG=0, LONG_COUNTED=0):
         return without_code(net.model(), ("sm_75",))
-    finally:
-        unroll.LONG = long
 
 
 @cache

@@ -75,6 +75,7 @@ def test_loops(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: py
     if driver == "old":
         monkeypatch.setattr(graph, "LOOP_DRIVER", 1 << 30)
     monkeypatch.setattr(unroll, "LONG", 0)
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
     for name, make in MODELS.items():
         model = make()
         limits = {node.name: 4 for node in model.graph.node if node.op_type == "Loop"}
