@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import tempfile
 import time
 import warnings
@@ -64,17 +65,23 @@ def detector(name: str, size: tuple[int, int]) -> torch.nn.Module:
     with torch.no_grad():
         model.backbone(model.transform([image(size, seed) for seed in range(100, 104)])[0].tensors)
     model.eval()
+    heads = getattr(model, "roi_heads", None)
+    later = {part: pool for part in ("mask_roi_pool", "keypoint_roi_pool") if (pool := getattr(heads, part, None)) is not None}
+    for part in later:  # what is made of boxes takes long, and scales nothing
+        setattr(heads, part, None)
     for end, spread in SPREAD.items():
         found = [m for n, m in model.named_modules() if _is_last(n, end) and isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
         if found:
             low = 4.0 if end == "cls_logits" and "retinanet" in name else 0.0  # a class of its own is rare
             _scale(model, found, spread, low, image(size, 7))
+    for part, pool in later.items():
+        setattr(heads, part, pool)
     return model
 
 
 def _is_last(name: str, end: str) -> bool:
-    if end.endswith("module_list"):
-        return end in name
+    if end.endswith("module_list"):  # of SSDlite, a layer's second part
+        return end in name and re.search(r"module_list\.\d+(\.1)?$", name) is not None
     return name.endswith(end) and (end != "bbox_pred" or "box_predictor" not in name)
 
 
