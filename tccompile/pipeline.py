@@ -52,7 +52,7 @@ from tccompile.ir.weights import digest
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
-from tccompile.load.constants import decisive
+from tccompile.load.constants import decisive, remembering
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.late import computing
@@ -66,7 +66,7 @@ from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
-from tccompile.ranges.alike import Pattern, ProgramAt, patterns
+from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
 from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
@@ -491,8 +491,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)
 
-    with computing(late(traced_at, inputs.box, opened.weights)):
-        found = patterns(inputs.box, program_of)
+    with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
+        found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of)]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 

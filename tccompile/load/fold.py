@@ -28,7 +28,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.metadata import part
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
-from tccompile.load.constants import Weight, held, literal
+from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
 from tccompile.load.nodes import (
@@ -747,6 +747,15 @@ class Folder:
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
         inputs = [self.constants.get(name) for name in node.input]
+        known = remembered()
+        key = known.key(node, inputs) if known is not None else None
+        if known is None or key is None:
+            return self.computed(node, inputs)
+        if key not in known.made and (result := self.computed(node, inputs)) is not None:
+            known.keep(key, result)
+        return known.made.get(key)
+
+    def computed(self, node: onnx.NodeProto, inputs: list[Weight | None]) -> list[Weight] | None:
         how = TRANSFORMED.get(node.op_type)
         try:
             result = how(node, inputs, self.types[node.output[0]]) if how else None
