@@ -46,6 +46,7 @@ from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
 from tccompile.ir.extent import Decisions, deciding
+from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
@@ -236,7 +237,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
                     for shapes, dump in zip(options.entries, dumps, strict=True)
                 ]
     except (UnsupportedError, ModelError) as error:
-        advise(error, model, options.entries, options.nchwc_block)
+        advise(error, model, options.entries, options.nchwc_block, options.limits)
         raise
 
     if measuring:
@@ -407,7 +408,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = fuse(program)
+    program = held_apart(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -421,7 +422,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
+    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
@@ -469,7 +470,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return store_twice(lay_out(join_groups(absorb_shuffles(formats[lowest](fused(point))))))
+                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
@@ -545,4 +546,4 @@ def check(model: Model, options: Options) -> Report:
             opened = read(model, options.nchwc_block, options.limits)
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, entries[0])
             entries = tuple(map(inputs.shapes, dict.fromkeys((corners(inputs.box)[0], corners(inputs.box)[-1]))))
-        return check_entries(model, entries, options.nchwc_block)
+        return check_entries(model, entries, options.nchwc_block, options.limits)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -167,15 +167,7 @@ class Folder:
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
             self.types[value.name] = static_type(value.type)  # type: ignore[assignment]
-        while self.pending:
-            node = self.pending.popleft()
-            rename_inputs(node, self.alias)
-            with blamed_on(title(node)):
-                self.visit(node)
-            if len(self.kept) + len(self.pending) > MAX_NODES:
-                raise UnsupportedError(
-                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
-                )
+        self.go_on(self.visit)
         self.open_outputs()
         self.sizes.finish()
         note_all(self.constants, self.kept)
@@ -184,6 +176,26 @@ class Folder:
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.kept)
         return self.types
+
+    def go_on(self, visit: Callable[[onnx.NodeProto], None]) -> None:
+        """Visits the nodes that are pending, and those that come in their place."""
+        while self.pending:
+            node = self.pending.popleft()
+            rename_inputs(node, self.alias)
+            with blamed_on(title(node)):
+                visit(node)
+            if len(self.kept) + len(self.pending) > MAX_NODES:
+                raise UnsupportedError(
+                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
+                )
+
+    def apart(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Visits these nodes before those that are pending. Raises what is wrong with one, also where errors are collected."""
+        rest, self.pending = self.pending, deque(nodes)
+        try:
+            self.go_on(partial(Folder.visit, self))
+        finally:
+            self.pending = rest
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
