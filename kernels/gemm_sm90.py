@@ -45,7 +45,7 @@ from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
-from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
+from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
@@ -55,9 +55,6 @@ from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, c
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
-
-DOUBT = 1.05
-"""By which times with 2:4 weights are estimated longer: where they bring nothing, dense ones stay."""
 
 CHEAPEST = 16
 """Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""

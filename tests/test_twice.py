@@ -17,7 +17,7 @@ from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tccompile.precision.formats import precision
 from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session

@@ -150,6 +150,7 @@ H200 = Rates(
     ),
     gemm_mma=GemmMma(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
+        sparse=Rate(1.4, "times as fast", UNKNOWN, "2026-11-26"),
         few_streams=Rate(
             0.9, "of the time", "0.83 to 0.9 in three products of 16 rows and weights of 0.2 to 1 GB on an H200", "2026-11-22"
         ),
@@ -324,6 +325,7 @@ H200 = Rates(
     ),
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
+        tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),

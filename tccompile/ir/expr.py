@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tccompile.errors import InputError
-from tccompile.ir.extent import Extent, Shape, ceil_div
+from tccompile.ir.extent import Extent, Shape, ceil_div, not_alike, possible
 from tccompile.ir.extent import greatest as larger
 from tccompile.ir.extent import least as smaller
 from tccompile.ir.types import DType
@@ -186,7 +186,7 @@ def quotient(index: Index, divisor: Extent, shape: Shape) -> Index:
     """floor(index / divisor), simplified with what `shape` says of the coordinates' ranges."""
     whole, rest = _divide(index, divisor)
     lo, hi = rest.bounds(shape)
-    if lo // divisor == hi // divisor:
+    if _simpler("quotient", (rest,), lo // divisor == hi // divisor):
         return whole + lo // divisor
     if (parts := _scaled(rest, divisor, shape)) is not None:
         g, high, _ = parts
@@ -201,7 +201,7 @@ def remainder(index: Index, divisor: Extent, shape: Shape) -> Index:
     """index mod divisor (never negative), simplified with what `shape` says of the coordinates' ranges."""
     _, rest = _divide(index, divisor)
     lo, hi = rest.bounds(shape)
-    if lo // divisor == hi // divisor:
+    if _simpler("remainder", (rest,), lo // divisor == hi // divisor):
         return rest - divisor * (lo // divisor)
     if (parts := _scaled(rest, divisor, shape)) is not None:
         g, high, low = parts
@@ -211,12 +211,41 @@ def remainder(index: Index, divisor: Extent, shape: Shape) -> Index:
 
 def least(a: Index, b: Index, shape: Shape) -> Index:
     (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
-    return a if ahi <= blo else b if bhi <= alo else Index(((Least(a, b), 1),))
+    if _simpler("least is first", (a, b), ahi <= blo):
+        return a
+    return b if _simpler("least is second", (a, b), bhi <= alo) else Index(((Least(a, b), 1),))
 
 
 def greatest(a: Index, b: Index, shape: Shape) -> Index:
     (alo, ahi), (blo, bhi) = a.bounds(shape), b.bounds(shape)
-    return a if alo >= bhi else b if blo >= ahi else Index(((Greatest(a, b), 1),))
+    if _simpler("greatest is first", (a, b), alo >= bhi):
+        return a
+    return b if _simpler("greatest is second", (a, b), blo >= ahi) else Index(((Greatest(a, b), 1),))
+
+
+def always_inside(index: Index, low: Extent, high: Extent, shape: Shape) -> bool:
+    """Whether low <= index < high for all elements of an output of `shape`, so that nobody has to look."""
+    lo, hi = index.bounds(shape)
+    return _simpler("inside", (index,), lo >= low and hi < high)
+
+
+def _simpler(what: str, of: Sequence[Index], here: bool) -> bool:
+    """Whether something is left out that changes nothing here; of programs that are to be alike, in all or none of them."""
+    return here if not_alike() else possible(" ".join((what, *map(_kind, of))), here)
+
+
+def _kind(index: Index) -> str:
+    """What an index is made of, without numbers: the same at all sizes."""
+    return f"({', '.join(_kind_of_atom(atom) for atom, _ in index.terms)})"
+
+
+def _kind_of_atom(atom: Atom) -> str:
+    match atom:
+        case Coord(axis):
+            return str(axis)
+        case Element(tensor):
+            return tensor
+    return type(atom).__name__ + "".join(map(_kind, parts(atom)))
 
 
 def _divide(index: Index, divisor: Extent) -> tuple[Index, Index]:
@@ -348,8 +377,7 @@ class View:
         valid = []
         for r in self.valid:
             index = r.index.at(indices, shape)
-            lo, hi = index.bounds(shape)
-            if lo < r.low or hi >= r.high:  # otherwise it always holds
+            if not always_inside(index, r.low, r.high, shape):
                 valid.append(Range(index, r.low, r.high))
         return View(self.tensor, tuple(i.at(indices, shape) for i in self.index), tuple(valid), self.fill if valid else 0.0)
 

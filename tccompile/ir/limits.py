@@ -17,7 +17,7 @@ from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, 
 from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.forms import Form, Grouped, Packed, Sparse
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
-from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.ops import Carry, Op, Pointwise
 from tccompile.ir.ops.op import OneOf
 from tccompile.ir.ops.rules import EXTENT
 from tccompile.ir.program import Program, verify
@@ -192,6 +192,8 @@ def _check_written(program: Program, given: Collection[str]) -> None:
             t = program.tensors[name]
             if t.storage not in given and t.span and not (t.storage in written and written[t.storage].hold(t)):
                 raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} reads elements of {name!r} that nothing before it writes")
+        if isinstance(op, Carry) and op.stays:  # over what it has read: see `loops.verify_loops`
+            continue
         for t in (program.tensors[name] for name in op.results):
             if not written.setdefault(t.storage, _Written(program.tensors[t.storage], budget)).add(t):
                 raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} writes elements of {t.storage!r} that have been written")

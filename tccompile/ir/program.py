@@ -10,6 +10,7 @@ from operator import or_
 from tccompile.ir.expr import Epilogue, Expr, walk
 from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.forms import Form, Packed
+from tccompile.ir.loops import kept, verify_loops
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense
 from tccompile.ir.types import DType
@@ -119,7 +120,8 @@ def earlier(program: Program) -> list[int]:
 
 
 def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up."""
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up; what the
+    body of a loop reads of outside is in use to the body's end."""
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     out: dict[str, tuple[int, int]] = {}
     for i, op in enumerate(program.ops):
@@ -127,7 +129,7 @@ def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
             owner = program.tensors[name].storage
             if owner not in elsewhere:
                 out[owner] = out.get(owner, (i, i))[0], i
-    return out
+    return kept(out, program)
 
 
 def verify(program: Program) -> None:
@@ -164,6 +166,7 @@ def verify(program: Program) -> None:
         _verify_expressions(program, op, where)
     for name in program.outputs:
         assert name in written, f"nothing writes the output {name}"
+    verify_loops(program)
 
 
 def _verify_expressions(program: Program, op: Op, where: str) -> None:

@@ -263,8 +263,10 @@ def _why_floats(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate
     """Why an op's integers are read as floats: how long the others would take, or else the rule that does not hold."""
     if own := [c.cost for c in ranked if c.kernel.reads_integers]:
         return f"that is estimated to take {min(own):.1f} µs"
-    kernels = [k for k in KERNELS if k.reads_integers and isinstance(op, k.realises)]
-    return str(next((k.supports(op, program, arch) for k in kernels), "no kernel reads them"))
+    refusals = [k.supports(op, program, arch) for k in KERNELS if k.reads_integers and isinstance(op, k.realises)]
+    if None in refusals:
+        return "other sizes of the range gain more by the code that reads floats"
+    return str(next(iter(refusals), "no kernel reads them"))
 
 
 def is_sparse(config: Config) -> bool:
