@@ -126,14 +126,15 @@ def table_of(device: Device, encoded: bytes) -> Memory | None:
     """Memory with tensor maps in it; None for none."""
     if not encoded:
         return None
-    return copied(Memory(device, len(encoded), "tensor maps"), encoded)
-
-
-def copied(table: Memory, encoded: bytes) -> Memory:
-    """The memory, with tensor maps in it."""
-    with table.device as cu:
-        cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
+    table = Memory(device, len(encoded), "tensor maps")
+    copy_maps(device, table.address, encoded)
     return table
+
+
+def copy_maps(device: Device, address: int, encoded: bytes) -> None:
+    """Copy tensor maps to where they lie."""
+    with device as cu:
+        cu.cuMemcpyHtoD(address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
 
 
 def _place(section: Section, entry: Entry) -> int:

@@ -373,6 +373,8 @@ class FakeApi:
             (n, before, *self._node(params)) if n == node else (n, before, *rest) for n, before, *rest in self.graphs[graph]
         ]
 
+    def cuGraphUpload(self, graph: int, stream: int) -> None: ...
+
     def cuGraphLaunch(self, graph: int, stream: int) -> None:
         """Run the nodes in an order that their edges allow: the last one that may run first."""
         self.log.append(("launch", stream))
