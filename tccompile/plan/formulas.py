@@ -183,6 +183,11 @@ def _names(cls: type) -> tuple[str, ...]:
     return _fields[cls]
 
 
+def integers(numbers: Sequence[Any]) -> np.ndarray:
+    """What `computed` gives of numbers; quotients, which are for launches' floats alone, are 0 in it."""
+    return np.array([n if type(n) is int else 0 for n in numbers], np.int64)
+
+
 class Span(NamedTuple):
     """What a formula is at all sizes of a family: no less and no more than these, and a multiple of that."""
 

@@ -19,7 +19,7 @@ from tccompile.errors import PlanError
 from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import GRID, Address, Family, Int, Map
-from tccompile.plan.formulas import Slot, Span, computed, spans
+from tccompile.plan.formulas import Slot, Span, computed, integers, spans
 
 WIDE = float(1 << 62)
 """What extents of a tensor are multiplied to is less."""
@@ -61,14 +61,14 @@ class Bounds:
         self._end = np.array([ends.get(a.space, 0) for a, _ in addresses], np.int64)
         self._values = np.array(self._constants, np.int64)
         self._most = np.full(len(tensors), SIZE, np.int64)
-        values = self._all(computed(family.formulas, [size.all[-1] for size in family.sizes]))
+        values = self._all(integers(computed(family.formulas, [size.all[-1] for size in family.sizes])))
         self._most, self._most_space, self._most_shared = self._bytes(values), values[self._spaces], values[self._shared]
-        lowest = self._all(computed(family.formulas, [size.low for size in family.sizes]))
+        lowest = self._all(integers(computed(family.formulas, [size.low for size in family.sizes])))
         self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
         self._left = self._unproven(spans(family.formulas, family.sizes))
 
-    def check(self, numbers: Sequence[Any]) -> None:
-        """Raises PlanError for the member whose numbers these are, as `computed` gives them, if it breaks a rule."""
+    def check(self, numbers: np.ndarray) -> None:
+        """Raises PlanError for the member whose numbers these are, as `integers` gives them, if it breaks a rule."""
         values = self._all(numbers)
         if self._left is None:
             self._check_all(values)
@@ -161,9 +161,9 @@ class Bounds:
         self._constants.append(value)
         return self._formulas + len(self._constants) - 1
 
-    def _all(self, numbers: Sequence[Any]) -> np.ndarray:
-        """The values of formulas, where quotients, which are for launches' floats, do not count, and the constants."""
-        return np.concatenate([np.array([n if type(n) is int else 0 for n in numbers], np.int64), self._values])
+    def _all(self, numbers: np.ndarray) -> np.ndarray:
+        """The values of formulas, and the constants."""
+        return np.concatenate([numbers, self._values])
 
     def _bytes(self, values: np.ndarray) -> np.ndarray:
         """The bytes of each tensor; PlanError for one that is none, or that ends behind what it lies in."""

@@ -17,7 +17,7 @@ import numpy as np
 from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
-from tccompile.plan.formulas import Slot, computed, filler
+from tccompile.plan.formulas import Slot, computed, filler, integers
 from tccompile.plan.members import Bounds, io_of
 from tccompile.runtime.driver import Handle, Memory
 from tccompile.runtime.engine import RECENT
@@ -51,7 +51,7 @@ class GpuFamily:
         self._map_places = np.array(loaded.graph.map_places, np.int64)
         self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
         self._patches()
-        size = len(loaded.encoded)
+        size = loaded.table.size if loaded.table else 0
         self._tables = Memory(loaded.device, RECENT * size, "tensor maps") if loaded.table else None
         tables = [0] * (RECENT + 1)  # one more: a session also has a member for the least sizes of all
         if self._tables and loaded.table:
@@ -90,20 +90,21 @@ class GpuFamily:
     def member(self, sizes: Sequence[int]) -> Member:
         """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
         numbers = computed(self.family.formulas, sizes)
-        self._bounds.check(numbers)
+        ints = integers(numbers)
+        self._bounds.check(ints)
         instance, table = self._spares[-1]
         graph = self.loaded.graph
         values, shapes = graph.numbers.values.copy(), graph.numbers.shapes.copy()
         where, which = self._ints
-        values[where] = [numbers[n] & 0xFFFFFFFF for n in which]
+        values[where] = ints[which] & 0xFFFFFFFF
         where, which, starts = self._places
-        values[where] = [start + numbers[n] for start, n in zip(starts, which, strict=True)]
+        values[where] = starts + ints[which]
         where, which = self._floats
         values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
         where, which = self._shapes
-        shapes.reshape(-1)[where] = [numbers[n] for n in which]
+        shapes.reshape(-1)[where] = ints[which]
         if self._tables:
-            copy_maps(self.loaded.device, table, self.loaded.encode(numbers))
+            copy_maps(self.loaded.device, table, self.loaded.encode(ints))
             values[self._map_places] = table + self._map_offsets
         executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
         give_back = partial(self._spares.append, self._spares.pop())
@@ -118,6 +119,6 @@ class GpuFamily:
         self.loaded.close()
 
 
-def _columns(rows: Sequence[tuple[int, ...]], number: int) -> list[list[int]]:
+def _columns(rows: Sequence[tuple[int, ...]], number: int) -> np.ndarray:
     """The so many columns of rows."""
-    return [[row[i] for row in rows] for i in range(number)]
+    return np.array(rows, np.int64).reshape(-1, number).T
