@@ -41,12 +41,11 @@ def softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
 
     part: Any = Part()
     bn, groups = t.bn, t.bn // 8
-    ends = groups - 2 if t.whole and not causal else 0  # a tile of all columns has less than 16 more
     has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
     kind = DType(mask_kind) if has_mask else DType.F32
     size, row_maximum = kind.size, softmax.row_maximum()
     highest, cut, below, masked = (
-        softmax.highest(groups), softmax.cut(groups, ends), softmax.below(groups), softmax.masked(groups, kind, own_rows)
+        softmax.highest(groups), softmax.cut(groups), softmax.below(groups), softmax.masked(groups, kind, own_rows)
     )  # fmt: skip
     read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
 

@@ -240,11 +240,8 @@ def below(groups: int) -> Any:
 
 
 @cache
-def cut(groups: int, first: int = 0) -> Any:
-    """cut(acc, column, end0, end1): -inf in place of columns at and beyond a row's end; `column` is this thread's first.
-
-    first  the first group of 8 columns that a row may end in, or before
-    """
+def cut(groups: int) -> Any:
+    """cut(acc, column, end0, end1): -inf in place of columns at and beyond a row's end; `column` is this thread's first."""
     ty = types.UniTuple(f32, 4 * groups)
 
     @intrinsic
@@ -252,7 +249,7 @@ def cut(groups: int, first: int = 0) -> Any:
         def codegen(context, builder, sig, args):
             values, lowest = unpacked(builder, args[0], 4 * groups), ir.Constant(F32, float("-inf"))
             left = [builder.sub(end, args[1]) for end in args[2:]]
-            for i, v in [*enumerate(values)][4 * first :]:
+            for i, v in enumerate(values):
                 inside = builder.icmp_signed(">", left[_row(i)], ir.Constant(I32, i // 4 * 8 + i % 2))
                 values[i] = builder.select(inside, v, lowest)
             return packed(builder, values)
