@@ -84,8 +84,8 @@ def _mask_unfit(op: Attention, program: Program) -> str | None:
 
 
 def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch) -> Tile:
-    wanted = config["warpgroups"], config["bn"], config.get("whole", False)
-    return next(t for t in tiles_of(op, program, arch) if (t.warpgroups, t.bn, t.whole) == wanted)
+    found = (t for t in tiles_of(op, program, arch) if (t.warpgroups, t.bn) == (config["warpgroups"], config["bn"]))
+    return next(found)
 
 
 def _map(t: Tensor, rows: int) -> TiledMap:
@@ -131,8 +131,7 @@ class AttentionSm90(Kernel):
         for t in tiles_of(op, program, arch):
             if (t.warpgroups == 1 or t.bm < rows + 64) and (t.bn == 64 or t.bn < 2 * n):
                 for persistent in (False, True)[: 1 + (heads * ceil_div(rows, t.bm) > arch.sms * resident(t, arch))]:
-                    whole = {"whole": True} if t.whole else {}
-                    yield {"warpgroups": t.warpgroups, "bn": t.bn, "persistent": persistent, **whole}
+                    yield {"warpgroups": t.warpgroups, "bn": t.bn, "persistent": persistent}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
@@ -199,7 +198,6 @@ class AttentionSm90(Kernel):
             e=t.e,
             kind=t.kind,
             long=t.long,
-            **({"whole": True} if t.whole else {}),
             mask=kind,
             own_rows=own_rows,
             causal=op.causal is not None,
@@ -212,8 +210,7 @@ class AttentionSm90(Kernel):
     def build(self, arch: Arch, **params: Any) -> Function:
         if "turns" in params:
             return attention_turn.function()
-        whole = params.get("whole", False)
-        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"], whole)
+        tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"])
         return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
@@ -407,8 +404,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
     from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32, u64
     from tccompile.kernels.ptx.softmax import leading
 
-    (q, k, v), bn, warpgroups, additive, several = rings, t.bn, t.warpgroups, softmax.additive, not t.whole
-    in_turn = warpgroups > 1 and t.size > 1 and several
+    (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.warpgroups > 1 and t.size > 1, softmax.additive
     staging, store_rows = rows
     q_rows, k_rows = (Operand(n, 0, t.kind, ROW, t.boxes[0], True) for n in (t.bm, bn))
     steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d * t.size // STEP]
@@ -466,7 +462,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                 before, parity_before = slot, parity
                 slot, parity = k.advance(slot, parity)
                 n, left, parts, kept0, kept1 = i32(bn), i32(turns), i32(0), x0, x1
-                while several and n < last:
+                while n < last:
                     words = softmax.read((mask0, mask1), n, column, columns)
                     k.wait(buffers[1], slot, parity)
                     v.wait(buffers[2], before, parity_before)

@@ -28,7 +28,6 @@ class Tile:
     words  of a mask, in registers of a thread for each 8 of its columns
     kind   PTX's type of the elements of q, k and v; of E4M3 v is turned (see attention_turn.py)
     long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
-    whole  whether all rows of k and v of a head are one tile
     """
 
     warpgroups: int
@@ -38,7 +37,6 @@ class Tile:
     words: int = 0
     kind: str = "f16"
     long: bool = False
-    whole: bool = False
 
     @property
     def size(self) -> int:
@@ -82,8 +80,6 @@ class Tile:
     @property
     def held(self) -> int:
         """Registers of a thread for scores, weights (in E4M3 beside those of the tile before), results and the mask."""
-        if self.whole:  # the first become the second, and there are no results yet
-            return self.bn // 2 + self.bn // 16
         return self.bn // 2 + self.bn // 4 + self.wide // 2 + self.bn // 8 * self.words
 
     @property
@@ -179,25 +175,6 @@ def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
         room = t.registers[1] if t.exchange else 240
         if t.smem <= arch.smem_block and t.held + SLACK[size] <= room + (24 if warpgroups == 3 and size == 2 else 0):
             yield t
-    yield from _whole(op, program, arch)
-
-
-def _whole(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
-    """Those that take all rows of k and v of a head at once, in halves and without a mask."""
-    q, k, v = (program.tensors[name] for name in (op.q, op.k, op.v))
-    rows = k.shape[2]
-    if op.mask is None and q.dtype.size == 2 and isinstance(rows, int) and 0 < rows <= MOST:
-        for warpgroups in (1, 2):
-            t = Tile(
-                warpgroups, round_up(rows, 16), round_up(q.shape[3], 16), round_up(v.shape[3], 8), 0, KINDS[q.dtype], whole=True
-            )
-            room = t.registers[1] if t.exchange else 240
-            if t.smem <= arch.smem_block and max(t.held, t.bn // 4 + t.e // 2) + SLACK[2] <= room:
-                yield t
-
-
-MOST = 256
-"""Rows of k that one product takes."""
 
 
 def words_of(op: Attention, program: Program) -> int:
