@@ -221,6 +221,7 @@ H200 = Rates(
         rough=Rate(1.1, "of the time", "by count of instructions", "2026-11-26"),
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
+        teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
     ),

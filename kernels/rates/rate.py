@@ -367,6 +367,8 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    teams: Rate
+    """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
     coarse_gelu: Rate

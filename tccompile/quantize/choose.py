@@ -57,7 +57,7 @@ GUESSES = 2
 """How often the number of activations in bytes is guessed by estimates and what was measured; after that it is halved between one
 that is within the bound and one that is not."""
 
-FINE = 16
+FINE = 64
 """How close these get, as a share of all activations that are worth it."""
 
 SPARE = 0.95
