@@ -349,6 +349,66 @@ def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, 
     return *_put_bytes(compute, staging.result * columns, added, params), extra
 
 
+def kept_rows_of_boxes(staging: Staging, columns: int, blocks: int, params: Params) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+    """The same for a kernel that stays with its columns: place(lane); keep(c, e), what is read for them if results are bytes, of
+    which reading takes a large part; and for 16 columns from `first` on, put(values, at, read, c, e). With sums of several blocks
+    a lane has no registers left to keep it in."""
+    place, put_16, extra = rows_of_boxes(staging, columns, params)
+
+    @inline
+    def nothing(c, e):
+        return ()
+
+    def plain(first: int) -> Any:
+        @inline
+        def put(values, at, read, c, e):
+            put_16(values, at, c, e)
+
+        return put
+
+    if staging.result == RESULT or blocks > 1:
+        return place, nothing, plain, extra
+    kept, results, extra = epilogue.build_kept(params)
+    put_four, load_four = _fours_of_bytes(staging.result * columns, staging.landed is not None, params)
+    return place, _kept_by_eights(kept, columns // 8), _put_kept(results, put_four, load_four), extra
+
+
+def _kept_by_eights(kept: Any, count: int, first: int = 0) -> Any:
+    """The device function (c, e) → what is kept for a lane's channels of each so many times 8."""
+    rest = _kept_by_eights(kept, count - 1, first + 8) if count > 1 else None
+
+    @inline
+    def last(c, e):
+        return (kept(i32(c + first), e),)
+
+    @inline
+    def more(c, e):
+        return (kept(i32(c + first), e), *rest(c, e))
+
+    return more if count > 1 else last
+
+
+def _put_kept(results: Any, put_four: Any, load_four: Any) -> Any:
+    """Of the first of 16 columns, `put` of `kept_rows_of_boxes` for bytes; load_four: of what is added, if anything is."""
+
+    def of(first: int) -> Any:
+        one, other = first // 8, first // 8 + 1
+
+        @inline
+        def put_plain(values, at, read, c, e):
+            put_four(at, results(values[:4], read[one], c, e) + results(values[4:8], read[other], i32(c + 8), e))
+
+        @inline
+        def put_added(values, at, read, c, e):
+            there = load_four(at)
+            a = results(values[:4], there[:4], read[one], c, e)
+            put_four(at, a + results(values[4:8], there[4:], read[other], i32(c + 8), e))
+
+        return put_added if load_four else put_plain
+
+    return of
+
+
 def kind_of(params: Params) -> str:
     """PTX's type of results of 16 bits in a box."""
     return KINDS[epilogue.Form.decoded(params).y.dtype]
@@ -383,12 +443,27 @@ def _place_of_halves(lane):
 def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """What `_place_of_halves` and `put_rows` are for results of a byte, in a box's rows of `line` bytes: a lane's address is that
     of its two neighbours in the first 8 rows and columns, from which it stores four times two."""
-    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
-    load = epilogue.load_added(params, 2, "shared") if added else None
+    put, load = _fours_of_bytes(line, added, params)
 
     @inline
     def place(lane):
         return i32(lane >> 2), 0, (lane & 3) * 2
+
+    @inline
+    def put_plain(values, at, c, e):
+        put(at, compute(values[:8], c, e))
+
+    @inline
+    def put_added(values, at, c, e):
+        put(at, compute(values[:8], load(at), c, e))
+
+    return place, put_added if added else put_plain
+
+
+def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
+    """The device functions (at, values) that stores a lane's eight results, and at → what is there, if something is added."""
+    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
+    load = epilogue.load_added(params, 2, "shared") if added else None
 
     @inline
     def put(at, v):
@@ -398,15 +473,10 @@ def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[An
         store(u32(at + below + 8), v[6], v[7])
 
     @inline
-    def put_plain(values, at, c, e):
-        put(at, compute(values[:8], c, e))
+    def there(at):
+        return load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
 
-    @inline
-    def put_added(values, at, c, e):
-        there = load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
-        put(at, compute(values[:8], there, c, e))
-
-    return place, put_added if added else put_plain
+    return put, there if added else None
 
 
 def drain_boxes() -> Any:
