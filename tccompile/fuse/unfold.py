@@ -19,7 +19,20 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from tccompile.ir.expr import Epilogue, Index, Range, View, call, coord, load, quotient, remainder, substitute, walk
+from tccompile.ir.expr import (
+    Epilogue,
+    Index,
+    Range,
+    View,
+    always_inside,
+    call,
+    coord,
+    load,
+    quotient,
+    remainder,
+    substitute,
+    walk,
+)
 from tccompile.ir.extent import ceil_div, worth
 from tccompile.ir.ops import Conv, Op, Pointwise
 from tccompile.ir.program import Program
@@ -106,8 +119,7 @@ def _channels_last(rank: int) -> tuple[int, ...]:
 
 def _inside(index: Index, extent: int, shape: tuple[int, ...]) -> tuple[Range, ...]:
     """The condition that an index lies in an axis, where the bounds do not say so."""
-    low, high = index.bounds(shape)
-    return () if low >= 0 and high < extent else (Range(index, 0, extent),)
+    return () if always_inside(index, 0, extent, shape) else (Range(index, 0, extent),)
 
 
 def _few_inputs(op: Conv, w: Tensor) -> bool:

@@ -37,7 +37,7 @@ from tccompile.load.model import load, read
 from tccompile.lower.graph import lower
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.precision.ranges import smaller, why_too_long
 from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session
