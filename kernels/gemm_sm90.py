@@ -316,7 +316,7 @@ class Hopper(OneWay):
     def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
         """What the sizes must be for a config."""
         problem, how = self._described(way, program)
-        turned = turned_results(way, program, problem, how) is not None
+        boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
             if config["split"] > 1:  # each block of a cluster has two steps at least
