@@ -327,6 +327,10 @@ class GemmSm90:
     """To store as many bytes in boxes."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
+    byte_swapped_us: Rate
+    """As `byte_us`, with swapped operands."""
+    byte_swapped_load_us: Rate
+    """As `byte_load_us`, with swapped operands."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate
