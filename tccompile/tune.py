@@ -34,13 +34,14 @@ from tccompile.ir.forms import Form, Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Rnn
 from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program
-from tccompile.ir.storage import elements, from_storage, to_storage
+from tccompile.ir.storage import elements, from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
-from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Image
 from tccompile.schedule.choose import Candidate, Choice, candidates, is_sparse, uncopied
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
@@ -242,15 +243,15 @@ def repeated(op: Op, program: Program, times: int) -> Program:
     ops, outputs = [], []
     for i in range(times):
         names = {}
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             t = program.tensors[name]
-            own = f"#{i}" if name == op.y else f"@{i}" if t.storage in program.constants else ""
+            own = f"#{i}" if name in op.results else f"@{i}" if t.storage in program.constants else ""
             names[name] = name + own
             base = t.base and t.base + own
             tensors[name + own] = replace(t, name=name + own, base=base)
             if base and t.base:
                 tensors[base] = replace(program.tensors[t.base], name=base)
-            if name != op.y and t.storage not in program.inputs:
+            if name not in op.results and t.storage not in program.inputs:
                 constants[t.storage + own] = Source(t.storage, (), "")
         ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)

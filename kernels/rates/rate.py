@@ -595,6 +595,8 @@ class Pool:
 
     tap: Rate
     """A tap of a lane."""
+    tap_of_bytes: Rate
+    """The same where the bytes of a word are compared."""
     wait_us: Rate
     """A row of the window, which is waited for in turn."""
     at_once: Rate

@@ -22,12 +22,13 @@ from tccompile.emit.pack import Build, section
 from tccompile.ir.expr import Epilogue, View, constant, coord, load
 from tccompile.ir.ops import Attention, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import kernel
-from tccompile.plan.format import Entry, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry
 from tccompile.runtime.session import Session
 from tccompile.schedule.choose import Choice
 from tccompile.schedule.place import place

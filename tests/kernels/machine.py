@@ -475,6 +475,15 @@ class Machine:
                 assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
 
             return of_halves
+        if kind in ("s16x2", "u16x2"):
+            assign, (x, y) = self.target(operands[0]), (self.source(o, "u32") for o in operands[1:])
+            largest = {"max": np.maximum}[base]
+
+            def of_pairs(mask: np.ndarray) -> None:
+                pairs = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(dtype_of(kind[:3])) for v in (x, y))
+                assign(largest(*pairs).view(np.uint32), mask)
+
+            return of_pairs
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
@@ -511,11 +520,12 @@ class Machine:
             "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "neg": np.negative,
             "min": np.fmin if t.kind == "f" else np.minimum, "max": np.fmax if t.kind == "f" else np.maximum,
             "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "sqrt": np.sqrt,
+            "tanh": lambda a: np.tanh(a).astype(np.float16).astype(t),  # to 11 digits
         }  # fmt: skip
         return self.plain(operands, kind, functions[base])
 
     do_add = do_sub = do_mul = do_mad = do_fma = do_min = do_max = do_div = do_rem = do_and = do_or = do_xor = binary
-    do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = binary
+    do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = do_tanh = binary
 
     def do_popc(self, parts: list[str], operands: list[str]) -> Step:
         return self.plain(operands, "u32", np.bitwise_count)

@@ -17,9 +17,11 @@ from tccompile.ir.metric import relative_error
 from tccompile.kernels.pool import PoolKernel
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
-from tccompile.plan.format import Family, check_member, from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.format import Family
 from tccompile.plan.formulas import Slot, computed, drawn, filler
 from tccompile.plan.members import Bounds
+from tccompile.plan.rules import check_member
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
@@ -181,6 +183,14 @@ def test_results_whose_innermost_axis_is_open():
     assert got.shape == (13,) and relative_error(got, x.sum(1)) < 1e-6
 
 
+def test_padding_that_only_some_sizes_have_is_filled_at_all():
+    n = Net(x=(np.float32, (3, "n")))
+    model = n.out(n("CumSum", "x", np.array(1))).model()
+    options = Options(archs=("sm_80",), precision="fp32", ranges={"n": Size("n", 2, 60)})
+    (pattern,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert len(to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())) < 8
+
+
 def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
     """A grid by the greatest sizes would be out of a smaller image's memory."""
     said = PoolKernel.work
@@ -287,5 +297,5 @@ def test_families_of_a_file_are_checked(built, what):
 def _unchecked(plan):
     """The bytes of a plan that breaks rules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tccompile.plan.format.check_plan", lambda plan: None)
+        patch.setattr("tccompile.plan.file.check_plan", lambda plan: None)
         return to_bytes(plan)
