@@ -27,7 +27,7 @@ from tccompile.load.valid import title
 
 BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
-LONG, LONG_COUNTED = 8192, 2048
+LONG, LONG_COUNTED = 8192, 512
 """Nodes that a loop may become, and one whose number of iterations the data decide, which may be fewer: of more, it stays one if
 it can. An iteration of a while node takes 4 µs longer than the same steps in a row."""
 
