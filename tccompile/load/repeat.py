@@ -49,6 +49,10 @@ class Folding(Protocol):
     def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
 
 
+INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
+
+
 @dataclass
 class Repeated:
     """A loop as its body sees it.
@@ -175,7 +179,7 @@ class Repeater:
         kept = self.folder.kept
         varying, before, body = {*begin}, kept[:mark], list[onnx.NodeProto]()
         for node in kept[mark:]:
-            if varying.isdisjoint(node.input):
+            if varying.isdisjoint(node.input) and node.op_type not in INDEXED:  # nothing is read if no iteration takes place
                 before.append(node)
             else:
                 body.append(node)

@@ -24,15 +24,12 @@ from tccompile.load import repeat, sizes
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
-from tccompile.load.repeat import LONG, LONG_COUNTED, Repeated, Repeater, tried
+from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
-
-INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
 
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
