@@ -73,8 +73,8 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         [("Gather", "t i", "g"), ("Add", "a g", "a_")], {"a": ONE}, t=np.float32([[1], [2], [4], [8]])
     ),
     "until it is large": lambda: looped(
-        [("Add", "a x", "a_"), ("ReduceMax", "a_", "m", {"keepdims": 0}), ("Less", "m limit", "d")],
-        {"a": ONE}, ("m",), "d", limit=np.float32(6),
+        [("Add", "a x", "a_"), ("ReduceMax", "a_", "turn", {"keepdims": 0}), ("Less", "turn more", "going")],
+        {"a": ONE}, ("turn",), "going", more=np.float32(6),
     ),
     "a product": lambda: looped([("MatMul", "a w", "p"), ("Tanh", "p", "a_")], {"a": ONE}, ("p",), w=np.eye(4, dtype=np.float32)),
 }  # fmt: skip

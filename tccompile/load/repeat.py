@@ -79,12 +79,12 @@ class Repeated:
 
     @cached_property
     def carried(self) -> list[str]:
-        return [f"{self.prefix}/carried_{k}" for k in range(len(self.initial))]
+        return [f"{self.prefix}#carried_{k}" for k in range(len(self.initial))]
 
     @property
     def turn(self) -> str:
         """The name of the iteration's number."""
-        return f"{self.prefix}/turn"
+        return f"{self.prefix}#turn"
 
 
 class Repeater:
@@ -103,7 +103,7 @@ class Repeater:
         Raises UnsupportedError if an iteration differs from another one.
         """
         f, loop, mark = self.folder, self.loop, len(self.folder.kept)
-        flags = [f"{loop.prefix}/going", f"{loop.prefix}/more"]
+        flags = [f"{loop.prefix}#going", f"{loop.prefix}#more"]
         self.s.node = self.node
         for name, of in zip(loop.carried, loop.initial, strict=True):
             self._plain(of)
@@ -156,7 +156,7 @@ class Repeater:
         f, s, bound = self.folder, self.s, self.loop.bound
         self._plain(name)
         kind = f.type_of(name, self.node)
-        buffer = f"{self.loop.prefix}/rows_{k}"
+        buffer = f"{self.loop.prefix}#rows_{k}"
         f.types[buffer] = Type(kind.elem, (bound, *kind.shape))
         place = s.constant(np.arange(bound).reshape(bound, *[1] * len(kind.shape)))
         here = s.add("Equal", [place, self.loop.turn])
@@ -202,7 +202,7 @@ class Repeater:
         if not name or name in varying or name in f.constants or name in self.outside.values():
             return name
         if name not in self.outside:
-            self.outside[name] = to = f"{self.loop.prefix}/outer_{len(self.outside)}"
+            self.outside[name] = to = f"{self.loop.prefix}#outer_{len(self.outside)}"
             f.types[to] = f.type_of(name, self.node)
         return self.outside[name]
 
@@ -232,7 +232,7 @@ class Repeater:
     def _left(self, name: str, y: str = "") -> str:
         """What the last iteration has left."""
         y = y or f"{name}/last"
-        self.folder.kept.append(self._carry("leave", [f"{name}/left", f"{self.loop.prefix}/going/left"], y))
+        self.folder.kept.append(self._carry("leave", [f"{name}/left", f"{self.loop.prefix}#going/left"], y))
         return y
 
 

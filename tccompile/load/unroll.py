@@ -240,8 +240,8 @@ class Unroller:
             self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
-            f.set_constant(f"{loop.prefix}/true", literal("", True))
-            inputs = [loop.turn, f"{loop.prefix}/true", *loop.carried]
+            f.set_constant(f"{loop.prefix}#true", literal("", True))
+            inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
             names = dict(zip((v.name for v in body.input), inputs, strict=True))
             self.repeating = True
             Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
