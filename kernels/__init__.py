@@ -77,4 +77,6 @@ KERNELS: tuple[Kernel, ...] = (
 
 def kernel(name: str) -> Kernel:
     """The kernel family of that name; KeyError if there is none."""
-    return {k.name: k for k in KERNELS}[name]
+    from tccompile.kernels.pair_sm90 import PAIR
+
+    return {k.name: k for k in (*KERNELS, PAIR)}[name]
