@@ -140,6 +140,7 @@ class Work:
     launches: tuple[Launch, ...]
     scratch: Extent = 0  # bytes of workspace
     counters: Extent = 0  # bytes of counters
+    within: int = -1  # of an op that launches nothing: the number of the earlier op whose launches compute it too; else -1
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,48 @@ class Function:
 # --- Kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernel(ABC):
-    """A kernel family. Subclasses state the first three attributes.
+class Family(ABC):
+    """Codes of one kind, by their parameters. Subclasses state the attributes.
 
-    Those that derive from `Kernel` itself write their code as a Python function for Numba, in `build`, and tests run the PTX that
-    it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
+    Those that derive from `Kernel` or `Joint` write their code as a Python function for Numba, in `build`, and tests run the PTX
+    that it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
     """
 
     name: str
-    realises: type[Op]
     tensor_cores: bool = False
+
+    @abstractmethod
+    def build(self, arch: Arch, **params: Value) -> Function:
+        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
+
+    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
+        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
+        return None
+
+
+class Joint(Family):
+    """A kernel family of two ops in one launch, of which the second one reads the first one's result; both results are written.
+
+    What its methods answer is what those of `Kernel` do.
+    """
+
+    @abstractmethod
+    def supports(self, first: Op, second: Op, program: Program, arch: Arch) -> str | None: ...
+
+    @abstractmethod
+    def configs(self, first: Op, second: Op, program: Program, arch: Arch) -> Iterator[Config]: ...
+
+    @abstractmethod
+    def cost(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> float: ...
+
+    @abstractmethod
+    def work(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> Work: ...
+
+
+class Kernel(Family):
+    """A kernel family of one op."""
+
+    realises: type[Op]
     reads_integers: bool = False
     """Whether it reads weights as integers in blocks (`forms.Packed`), and in no other form."""
 
@@ -194,14 +227,6 @@ class Kernel(ABC):
     @abstractmethod
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         """The launches for the op."""
-
-    @abstractmethod
-    def build(self, arch: Arch, **params: Value) -> Function:
-        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
-
-    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
-        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
-        return None
 
 
 # --- For cost models -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -117,15 +117,19 @@ def earlier(program: Program) -> list[int]:
     return out
 
 
-def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up."""
+def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[int, int]]:
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up.
+
+    within  for each op, if given, the earlier one that computes it too, or -1
+    """
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     out: dict[str, tuple[int, int]] = {}
     for i, op in enumerate(program.ops):
         for name in (*op.inputs, op.y):
             owner = program.tensors[name].storage
             if owner not in elsewhere:
-                out[owner] = out.get(owner, (i, i))[0], i
+                first = min(i, within[i]) if within and within[i] >= 0 else i
+                out[owner] = min(out.get(owner, (first, i))[0], first), i
     return out
 
 

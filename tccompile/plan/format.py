@@ -42,7 +42,7 @@ from tccompile.plan.stretch import Stretch
 from tccompile.sizes import Size
 from tccompile.terminal import plain
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 
 
 # --- Arguments of a placed launch: see kernels/spec.py for what each stands for ----------------------------------------
@@ -133,6 +133,7 @@ class Step:
     kernel        the kernel's name; config, its parameters
     tensor_cores  whether it uses them; `reason` says why this kernel, or why no Tensor Cores
     scratch       where in the arena its workspace begins, and its bytes; counters, the same of its counters
+    within        of a step without launches, the earlier one whose launches compute it too; else -1
     """
 
     op: int
@@ -144,6 +145,7 @@ class Step:
     after: tuple[int, ...]
     scratch: Span = NOWHERE
     counters: Span = NOWHERE
+    within: int = -1
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,16 @@ class Section:
     offsets: Mapping[str, int]
     arena: int
     counters: int
+
+    @property
+    def within(self) -> list[int]:
+        """For each step the earlier one whose launches compute it too, or -1."""
+        return [step.within for step in self.steps]
+
+    @property
+    def also(self) -> dict[int, int]:
+        """The ops that launches of other steps compute, by the number of the step that has these."""
+        return {step.within: step.op for step in self.steps if step.within >= 0}
 
 
 @dataclass(frozen=True)
@@ -707,6 +719,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
     for i, step in enumerate(section.steps):
         with _naming(f"step {i}"):
             require(all(0 <= a < i for a in step.after), f"runs after {step.after}")
+            _check_within(section, i)
             for what, (start, size), most in (
                 ("scratch", step.scratch, section.arena),
                 ("counters", step.counters, section.counters),
@@ -721,11 +734,21 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
         _check_launches(section, program, images)
 
 
+def _check_within(section: Section, number: int) -> None:
+    """A step that another one's launches compute is the only one of that, and has none itself."""
+    step = section.steps[number]
+    if step.within == -1:
+        return
+    require(0 <= step.within < number and not step.launches, f"is computed within step {step.within}")
+    whole = section.steps[step.within]
+    require(whole.launches and section.within.count(step.within) == 1, f"is computed within step {step.within}, which cannot be")
+
+
 def _check_lifetimes(section: Section, program: Program) -> None:
     """What is in use at the same time shares no bytes."""
     begin: list[list[tuple[int, Extent, str]]] = [[] for _ in section.steps]
     end: list[list[int]] = [[] for _ in section.steps]
-    for name, (first, last) in lifetimes(program).items():
+    for name, (first, last) in lifetimes(program, section.within).items():
         if size := program.tensors[name].nbytes:
             begin[first].append((section.offsets[name], size, repr(name)))
             end[last].append(section.offsets[name])
@@ -752,7 +775,8 @@ def _check_lifetimes(section: Section, program: Program) -> None:
 
 def _check_edges(section: Section, program: Program, budget: Budget) -> None:
     """Steps that touch the same bytes, one of them writing, come after each other: see `memory`."""
-    own = accesses(program, section.offsets, [s.scratch for s in section.steps], [s.counters for s in section.steps])
+    spans = [s.scratch for s in section.steps], [s.counters for s in section.steps]
+    own = accesses(program, section.offsets, *spans, section.within)
     cooperative = [any(launch.cooperative for launch in step.launches) for step in section.steps]
     reach: list[int] = []  # for each step, all that it comes after, as bits
     for i, (step, needed) in enumerate(zip(section.steps, ordered(own, cooperative, budget), strict=True)):
@@ -803,24 +827,32 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
     """
     kinds: set[str] = set()
     unwritten: dict[str, tuple[str, ...]] = {}  # and what they are made of
+    also = section.also
     for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
         y = program.tensors[op.y]
         with _naming(f"step {i} ({_called(op)})"):
+            if step.within >= 0:
+                continue
             if not step.launches:
                 if y.size:
                     require(y.storage not in program.outputs, f"nothing writes the output {y.storage!r}")
                     unwritten[y.storage] = op.inputs if y.base is None else ()
                 continue
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
-            own, places = _Places(), _Places()
-            own.add(*_place(program, section, op.y))
-            for name in (*read, *(part for form in program.forms_of(op) for part in form.tensors), op.y):
-                if program.tensors[name].storage not in unwritten:
-                    places.add(*_place(program, section, name))
+            ops = [op, *([program.ops[also[i]]] if i in also else [])]
+            results, places = [_Places() for _ in ops], _Places()
+            for one, own in zip(ops, results, strict=True):
+                own.add(*_place(program, section, one.y))
+                read += [] if one is op else one.inputs
+                for name in (*read, *(part for form in program.forms_of(one) for part in form.tensors), one.y):
+                    if program.tensors[name].storage not in unwritten:
+                        places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)
             places.add("counters", "", *step.counters)
             addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
-            require(not y.size or any(own.hold(a, 0) for a in addresses), f"no launch writes its result {op.y!r}")
+            for one, own in zip(ops, results, strict=True):
+                written = not program.tensors[one.y].size or any(own.hold(a, 0) for a in addresses)
+                require(written, f"no launch writes its result {one.y!r}")
     require(len(kinds) <= 1, "code of both kinds")
 
 

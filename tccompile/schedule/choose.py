@@ -7,7 +7,8 @@ a Conv or Gemm without Tensor Cores, what their kernels asked for and did not ge
 The cost is the op's time where it runs alone. Beside others it is the time by which the inference would end later, and what
 the others lose: see `Company`.
 
-A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`.
+A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`. And some
+compute two products in one launch, where others compute them one after the other: see `joined`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tccompile.ir.extent import hint
 from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
-from tccompile.kernels import KERNELS
+from tccompile.kernels import JOINTS, KERNELS
 from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.rates import measured
-from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Joint, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timing, Timings, source
 
 
@@ -48,7 +49,7 @@ class Choice:
     estimate  the time by estimate, where `cost` is measured; else 0
     """
 
-    kernel: Kernel
+    kernel: Kernel | Joint
     config: Config
     work: Work
     cost: float
@@ -81,10 +82,12 @@ def schedule(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     known: dict[Hashable, list[Candidate]] | None = None,
+    joins: bool = True,
 ) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
 
     known  candidates of ops by `seen`, found for other programs for the same generation; those of this one are added
+    joins  whether two ops may be computed by one launch
     """
     known = {} if known is None else known
     ranked = []
@@ -101,13 +104,17 @@ def schedule(
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
             ops[i], choices[i], ranked[i] = conv, direct, within
+    pairs = joined(program, ops, choices, arch, refused) if joins else {}
+    for i, (second, both) in pairs.items():
+        what = f"nothing to do: computed together with {program.ops[i].nodes[0]}"
+        choices[i], choices[second] = both, Choice(both.kernel, both.config, Work((), within=i), 0.0, what)
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
     ends: list[float] = []
     for i, (op, own) in enumerate(zip(ops, reads, strict=True)):
         begin = max((ends[k] for k in own), default=0.0)
-        if others[i] and choices[i].work.launches:
+        if others[i] and choices[i].work.launches and i not in pairs:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
             choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
@@ -138,6 +145,43 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
             if op.y not in direct.inputs:  # nor adds it to its result
                 found[i] = copy, direct
     return found
+
+
+DOUBTED = 0.97
+"""Of the time of two products apart, what one launch may be estimated to take to be taken in their place."""
+
+
+def joined(
+    program: Program, ops: Sequence[Op], choices: Sequence[Choice], arch: Arch, refused: Collection[Code]
+) -> dict[int, tuple[int, Choice]]:
+    """Products that are computed in one launch with the next one, which reads their result, where that is faster than one after
+    the other: by the first one's number, the second one's and the choice for both.
+
+    ops, choices  what is computed, and how, one by one
+    """
+    found: dict[int, tuple[int, Choice]] = {}
+    writers = {op.y: i for i, op in enumerate(program.ops)}
+    for second, op in enumerate(ops):
+        first = writers.get(op.x, -1) if isinstance(op, Conv) else -1
+        if first < 0 or not isinstance(ops[first], Conv) or first in found or any(first == other for other, _ in found.values()):
+            continue
+        apart = choices[first].cost + choices[second].cost
+        both = _together(ops[first], op, program, arch, refused)
+        if both is not None and both.cost < DOUBTED * apart:
+            reason = f"{both.reason} together with {op.nodes[0]}, apart {apart:.1f} µs"
+            found[first] = second, replace(both, reason=reason)
+    return found
+
+
+def _together(first: Op, second: Op, program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
+    """The cheapest launch that computes both."""
+    makers = [k for k in JOINTS if k.supports(first, second, program, arch) is None]
+    ways = [(k.cost(first, second, program, c, arch), k, c) for k in makers for c in k.configs(first, second, program, arch)]
+    for cost, kernel, config in sorted(ways, key=lambda way: way[0]):
+        work = kernel.work(first, second, program, config, arch)
+        if not any(launch.code in refused for launch in work.launches):
+            return Choice(kernel, config, work, cost, f"estimated {cost:.1f} µs, best of {len(ways)}")
+    return None
 
 
 def company(program: Program, times: Sequence[float]) -> tuple[list[float], list[float]]:
