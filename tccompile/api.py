@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.python import speaking_python
 
 if TYPE_CHECKING:

@@ -59,7 +59,8 @@ from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
-from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
+from tccompile.plan.file import Plan, is_plan
+from tccompile.plan.format import Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
@@ -81,7 +82,7 @@ from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
-from tccompile.stages.budget import raised_within, with_raised
+from tccompile.stages.budget import Budgeted, raised_within, with_raised
 from tccompile.stages.measure import measured
 from tccompile.stages.progress import Progress, logged, quiet
 from tccompile.stages.quantize import calibrated
@@ -415,7 +416,7 @@ def to_program(
     chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
     formats: Callable[[Program], Program] = chosen
     if options.max_error is not None:
-        raised, note = raised_within(program, floats, chosen, spreads, options, opened, calibration)
+        raised, note = raised_within(program, floats, Budgeted(chosen, spreads, options, opened, calibration))
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)

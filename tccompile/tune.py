@@ -34,13 +34,14 @@ from tccompile.ir.forms import Form, Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Rnn
 from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program
-from tccompile.ir.storage import elements, from_storage, to_storage
+from tccompile.ir.storage import elements, from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
-from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Image
 from tccompile.schedule.choose import Candidate, Choice, candidates, is_sparse, uncopied
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write

@@ -30,7 +30,8 @@ from tccompile.ir.weights import Recipe, Source, evaluate, extents, transform
 from tccompile.load.model import in_memory, read
 from tccompile.options import Options
 from tccompile.pipeline import to_program, without_code
-from tccompile.plan.format import Plan, fill, from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
+from tccompile.plan.weights import fill
 from tccompile.refit.plan import refitted
 from tccompile.schedule.choose import choose
 from tccompile.schedule.timings import key

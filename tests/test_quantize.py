@@ -38,7 +38,7 @@ from tccompile.load.model import sources
 from tccompile.lower.graph import lower
 from tccompile.options import Options
 from tccompile.pipeline import Told, origin_of, read, to_program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.precision import ranges
 from tccompile.precision.formats import precision
 from tccompile.precision.metric import read_metric

@@ -16,7 +16,7 @@ from tccompile.cli import command as command_of
 from tccompile.cli import commands as commands_of
 from tccompile.kernels import KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
-from tccompile.plan.format import FORMAT_VERSION
+from tccompile.plan import FORMAT_VERSION
 from tests.gpu.cases import CASES
 from tests.pages import commands
 

@@ -19,11 +19,11 @@ from tccompile.ir import sparse
 from tccompile.ir.forms import Sparse
 from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
-from tccompile.ir.storage import elements
+from tccompile.ir.storage import elements, pack_constant
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, evaluate, extents
-from tccompile.plan.format import from_bytes, pack_constant, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.refit.plan import refitted
 from tccompile.schedule import choose as choosing
 from tccompile.schedule.choose import candidates, choose, is_sparse

@@ -13,7 +13,8 @@ from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.tensor import Storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import sources_of
-from tccompile.plan.format import Certificate, Entry, Family, Plan, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Certificate, Entry, Family, Step
 from tccompile.plan.formulas import Slot
 from tccompile.refit.constants import sources
 from tccompile.sizes import Size

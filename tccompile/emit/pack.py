@@ -16,24 +16,12 @@ from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.ir.forms import Packed
 from tccompile.ir.program import Program
-from tccompile.ir.storage import to_storage
+from tccompile.ir.storage import pack_constant, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, evaluate, same, sources_of
-from tccompile.plan.format import (
-    Address,
-    Entry,
-    Held,
-    Image,
-    Map,
-    Origin,
-    PlacedLaunch,
-    Plan,
-    PlanArg,
-    Section,
-    Step,
-    pack_constant,
-)
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Address, Entry, Held, Image, Map, Origin, PlacedLaunch, PlanArg, Section, Step
 from tccompile.refit.held import exact, of_values, rounded, summed
 from tccompile.schedule.choose import Choice
 from tccompile.schedule.place import Placement

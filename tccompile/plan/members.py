@@ -15,8 +15,9 @@ import numpy as np
 from tccompile.errors import PlanError
 from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import GRID, Address, Family, Int, Map
+from tccompile.plan.format import Address, Family, Int, Map
 from tccompile.plan.formulas import Slot, computed
+from tccompile.plan.rules import GRID
 
 WIDE = float(1 << 62)
 """What extents of a tensor are multiplied to is less."""

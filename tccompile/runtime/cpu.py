@@ -22,7 +22,9 @@ from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
 from tccompile.ir.reference import Observer, compute, unobserved
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import Entry, Plan, Section, check_member
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Section
+from tccompile.plan.rules import check_member
 from tccompile.runtime.arrays import Array, adopt, as_stored
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import check_finite

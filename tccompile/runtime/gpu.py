@@ -16,7 +16,8 @@ from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
-from tccompile.plan.format import Entry, Family, Plan, Section, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Family, Section, Step
 from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
 from tccompile.runtime.driver import Driver, DriverError, Handle, Memory, open_device
 from tccompile.runtime.engine import Engine

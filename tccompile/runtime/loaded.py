@@ -9,7 +9,8 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError
-from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Plan, Section, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Section, Step
 from tccompile.plan.formulas import computed
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory
 from tccompile.runtime.generations import native

@@ -9,7 +9,7 @@ import numpy as np
 
 from tccompile.ir.extent import round_up
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.arrays import LEGACY
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, mib
 

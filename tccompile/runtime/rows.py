@@ -9,7 +9,7 @@ import numpy as np
 
 from tccompile.errors import InputError, UsageError
 from tccompile.ir.program import Program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.session import RECENT, Session
 
 

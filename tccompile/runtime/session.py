@@ -23,7 +23,7 @@ from tccompile.ir.feeds import seeded
 from tccompile.ir.metadata import Form, Kind, Metadata
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.plan.format import Plan, from_bytes, read_plan
+from tccompile.plan.file import Plan, from_bytes, read_plan
 from tccompile.plan.trust import check_trust
 from tccompile.refit.constants import refitted_constants
 from tccompile.refit.swap import Adapters

@@ -31,7 +31,7 @@ from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
-from tccompile.plan.format import whole_file
+from tccompile.plan.file import whole_file
 from tccompile.schedule import digest
 
 FORMAT = 1

@@ -19,7 +19,8 @@ from tccompile.ir.ops.custom import meaning_of
 from tccompile.ir.program import Program
 from tccompile.kernels import KERNELS, joint
 from tccompile.kernels.spec import Code, Config, Launch, Work
-from tccompile.plan.format import Image, PlacedLaunch, Plan, Section, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Image, PlacedLaunch, Section, Step
 from tccompile.schedule.choose import uncopied
 from tccompile.schedule.place import Layout
 

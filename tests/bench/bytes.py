@@ -22,11 +22,13 @@ from tccompile.emit.pack import Build, section
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, constant, coord, load
 from tccompile.ir.ops import Gemm, Pointwise
 from tccompile.ir.program import Program
+from tccompile.ir.storage import pack_constant
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels import kernel
-from tccompile.plan.format import Entry, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry
 from tccompile.runtime.session import Session
 from tccompile.schedule.choose import Choice
 from tccompile.schedule.place import place

@@ -25,7 +25,8 @@ import onnx
 from onnx import numpy_helper
 
 from tccompile.load.model import sources
-from tccompile.plan.format import Plan, fill, read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.plan.weights import fill
 from tccompile.runtime.session import Session
 from tests.bench.onnxruntime_peer import is_installed, measure_onnxruntime
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, relative_error, skeleton

@@ -24,7 +24,7 @@ import onnxruntime
 
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tccompile.runtime.session import Session
 from tests.bench.networks import variant
 from tests.networks import feeds, relative_error, skeleton

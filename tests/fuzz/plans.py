@@ -41,7 +41,9 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.types import DType
 from tccompile.plan import codec
-from tccompile.plan.format import PREFIX, Entry, Family, Plan, Section, check_member, from_bytes, to_bytes
+from tccompile.plan.file import PREFIX, Plan, from_bytes, to_bytes
+from tccompile.plan.format import Entry, Family, Section
+from tccompile.plan.rules import check_member
 from tccompile.runtime.cpu import CpuEngine
 from tests.gpu import cases
 from tests.gpu.build import build_plan, variants

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, LaunchError, VerificationError
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.runtime.resident import choices
 from tccompile.runtime.session import Session
 

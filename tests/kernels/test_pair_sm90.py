@@ -24,7 +24,8 @@ from tccompile.ir.types import DType
 from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan.format import Entry, Image, check_sections
+from tccompile.plan.format import Entry, Image
+from tccompile.plan.rules import check_sections
 from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.place import place
 from tests.gpu.cases import NHWC, Builder

@@ -17,9 +17,11 @@ from tccompile.ir.metric import relative_error
 from tccompile.kernels.pool import PoolKernel
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
-from tccompile.plan.format import Family, check_member, from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.format import Family
 from tccompile.plan.formulas import Slot, computed, drawn, filler
 from tccompile.plan.members import Bounds
+from tccompile.plan.rules import check_member
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
@@ -287,5 +289,5 @@ def test_families_of_a_file_are_checked(built, what):
 def _unchecked(plan):
     """The bytes of a plan that breaks rules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tccompile.plan.format.check_plan", lambda plan: None)
+        patch.setattr("tccompile.plan.file.check_plan", lambda plan: None)
         return to_bytes(plan)

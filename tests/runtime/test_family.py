@@ -8,8 +8,10 @@ import pytest
 
 from tccompile.errors import InputError, PlanError
 from tccompile.ir.types import DType
-from tccompile.plan.format import Address, Entry, Family, Int, Map, Plan, check_plan
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Address, Entry, Family, Int, Map
 from tccompile.plan.formulas import drawn
+from tccompile.plan.rules import check_plan
 from tccompile.ranges.box import opened
 from tccompile.runtime.session import RECENT, Session
 from tccompile.sizes import Size
