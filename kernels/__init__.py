@@ -1,4 +1,4 @@
-"""The GPU code: `KERNELS` lists every kernel family, `JOINTS` those of two ops in one launch."""
+"""The GPU code: `KERNELS` lists every kernel family, `JOINTS` those of several ops in one launch."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def kernel(name: str) -> Kernel:
 
 
 def joint(name: str) -> Joint | None:
-    """The kernel family of two ops of that name; None if there is none."""
+    """The kernel family of several ops of that name; None if there is none."""
     return next((k for k in JOINTS if k.name == name), None)
 
 
 def family(name: str) -> Family:
-    """The kernel family of that name, of one op or two; KeyError if there is none."""
+    """The kernel family of that name, of one op or several; KeyError if there is none."""
     return joint(name) or kernel(name)

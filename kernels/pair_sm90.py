@@ -8,11 +8,11 @@ read again. What is added to y comes into the same boxes, some ahead. Weights of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import Extent, ceil_div, least
@@ -41,44 +41,61 @@ BOX = ROWS * ROW
 """Bytes of a box of y."""
 
 
+class Factor(NamedTuple):
+    """How a product's operands lie: types of rows and of weights, boxes in a row, bytes of a box's row."""
+
+    kinds: tuple[str, str]
+    deep: int
+    row: int
+
+    @property
+    def rows_bytes(self) -> int:
+        """Of a warpgroup's rows."""
+        return ROWS * self.row * self.deep
+
+    def weights_bytes(self, columns: int) -> int:
+        return columns * self.row * self.deep
+
+    @property
+    def elements(self) -> int:
+        """Of a box's row."""
+        return self.row * 8 // BITS[self.kinds[0]]
+
+
 @dataclass(frozen=True)
 class Tile:
     """How a block's shared memory is laid out.
 
-    groups  warpgroups; kinds, those of x and w, then of y and v
-    deep    boxes of x in a row; row, bytes of a box's row
+    first   of x and w, as `Factor`
+    made    of the product that is added to y, as `Factor`; or () if there is none
+    second  types of y and v
     chunks  boxes in a row of y; columns, of z
-    slots   boxes of a warpgroup; ahead, tiles of x
-    parts   of a chunk of y whose sums are there at a time
-    added   whether something is added to y by row
+    added   whether something is added to y that comes from memory
     result  bytes of an element of z
+    groups  warpgroups; slots, boxes of each; ahead, its tiles of x; parts, of a chunk of y whose sums are there at a time
     """
 
-    groups: int
-    kinds: tuple[str, str, str, str]
-    deep: int
-    row: int
+    first: tuple[Value, ...]
+    made: tuple[Value, ...]
+    second: tuple[str, str]
     chunks: int
     columns: int
+    added: bool
+    result: int
+    groups: int
     slots: int
     ahead: int
     parts: int
-    added: bool
-    result: int
+
+    @property
+    def factors(self) -> list[Factor]:
+        """Of y, the one that is added first."""
+        return [Factor(*given) for given in (self.made, self.first) if given]
 
     @property
     def per(self) -> int:
         """Elements of y in a box's row."""
-        return ROW * 8 // BITS[self.kinds[2]]
-
-    @property
-    def x_bytes(self) -> int:
-        return ROWS * self.row * self.deep
-
-    @property
-    def w_bytes(self) -> int:
-        """Of the first weights for a chunk."""
-        return self.per * self.row * self.deep
+        return ROW * 8 // BITS[self.second[0]]
 
     @property
     def v_bytes(self) -> int:
@@ -110,10 +127,10 @@ class Tile:
 
     @cached_property
     def layout(self) -> SharedLayout:
+        weights = sum(f.weights_bytes(self.per) for f in self.factors) + self.v_bytes
         return SharedLayout(
-            Region("w", self.w_bytes * self.chunks, KIB),
-            Region("v", self.v_bytes * self.chunks, KIB),
-            Region("x", self.groups * self.ahead * self.x_bytes, KIB),
+            Region("w", weights * self.chunks, KIB),
+            Region("x", self.groups * self.ahead * sum(f.rows_bytes for f in self.factors), KIB),
             Region("y", self.groups * self.slots * BOX, KIB),
             Region("z", self.groups * self.z_boxes * ROWS * self.line, KIB),
             barriers("w full", 1),
@@ -122,16 +139,17 @@ class Tile:
         )
 
 
-def _function(t: Tile, first: tuple[Value, ...], second: tuple[Value, ...]) -> Function:
-    """The kernel; first, second: parameters of both epilogues."""
+def _function(t: Tile, epilogues: tuple[tuple[Value, ...], ...]) -> Function:
+    """The kernel; epilogues: their parameters, in the order of the ops."""
     from tccompile.kernels.loops import entry
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     copies_of, groups, ahead = _copying(t), t.groups, t.ahead
-    through_y, extra_y = _through_y(t, copies_of, first)
-    through_z, extra_z = _through_z(t, second)
-    all_read, maps = hw.boxes_read(0), 5 + t.added
+    through_y, extra_y = _through_y(t, copies_of, epilogues[:-1])
+    through_z, extra_z = _through_z(t, epilogues[-1])
+    all_read, maps = hw.boxes_read(0), 3 + 2 * len(t.factors) + t.added
+    extra = (*extra_y, extra_z)
 
     @inline
     def body(maps, numbers, e, f):
@@ -172,16 +190,28 @@ def _function(t: Tile, first: tuple[Value, ...], second: tuple[Value, ...]) -> F
         if leads:
             all_read()
 
-    signature = types.void(*[types.uint64] * maps, types.int32, *extra_y, *extra_z)
-    return Function(entry(body, 0, maps, 1, len(extra_y), len(extra_z)), signature, t.threads)
+    before = _one_of_two(body) if t.made else body
+    signature = types.void(*[types.uint64] * maps, types.int32, *(kind for kinds in extra for kind in kinds))
+    return Function(entry(before, 0, maps, 1, *map(len, extra)), signature, t.threads)
+
+
+def _one_of_two(body: Any) -> Any:
+    """The device function of a body that takes the arguments of both of y's epilogues as one."""
+    from tccompile.kernels.ptx.core import inline
+
+    @inline
+    def whole(maps, numbers, made, e, f):
+        body(maps, numbers, (made, e), f)
+
+    return whole
 
 
 def _copying(t: Tile) -> Part:
-    """What asks for copies, and waits for them.
+    """What asks for copies, and waits for them. `maps`: of v, y, z, then of each factor's rows and weights, and of what is added.
 
     init(base)                         barriers, by one thread
-    load_weights(base, maps)           of both products, by one thread
-    ask_x(base, maps, stage, tile)     64 rows of x
+    load_weights(base, maps)           of all products, by one thread
+    ask_x(base, maps, stage, tile)     64 rows of x, of each factor
     ask_added(base, maps, slot, tile, chunk)   what is added to a box of y
     ask_first(thread, maps, tile, stride, tiles)   the same of the first boxes; what comes next: (tile, chunk, slot)
     after(next_tile, next_chunk, next_slot, stride)   what comes after that
@@ -190,11 +220,13 @@ def _copying(t: Tile) -> Part:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    layout, groups, slots, ahead, added, chunks, deep = t.layout, t.groups, t.slots, t.ahead, t.added, t.chunks, t.deep
-    weights, rows = Stages(layout, "w", 1, 0), Stages(layout, "x", groups * ahead, t.x_bytes)
+    layout, groups, slots, ahead, added, chunks, per = t.layout, t.groups, t.slots, t.ahead, t.added, t.chunks, t.per
+    x_bytes = sum(f.rows_bytes for f in t.factors)
+    weights, rows = Stages(layout, "w", 1, 0), Stages(layout, "x", groups * ahead, x_bytes)
     boxes = Stages(layout, "y", groups * slots if added else 0, BOX)
-    v_at, w_bytes, v_bytes, x_bytes, per, row = layout["v"], t.w_bytes, t.v_bytes, t.x_bytes, t.per, t.row
-    elements, whole = row * 8 // BITS[t.kinds[0]], chunks * (w_bytes + v_bytes)
+    v_bytes, whole = t.v_bytes, layout["x"] - layout["w"]
+    copy_weights, copy_rows = _copying_factors(t)
+    of_added = 3 + 2 * len(t.factors)
 
     @inline
     def init(base):
@@ -208,23 +240,20 @@ def _copying(t: Tile) -> Part:
         target = weights.target(weights.buffers(base), i32(0))
         weights.expect(target, whole)
         for c in range(chunks):
-            for k in range(deep):
-                at = u32(target[1] + c * w_bytes + k * (per * row))
-                hw.copy_box(at, maps[1], target[0], i32(k * elements), i32(c * per), i32(0))
-            hw.copy_box(u32(base + v_at + c * v_bytes), maps[2], target[0], i32(c * per), i32(0), i32(0))
+            hw.copy_box(u32(target[1] + c * v_bytes), maps[0], target[0], i32(c * per), i32(0), i32(0))
+            copy_weights(maps, target, i32(c))
 
     @inline
     def ask_x(base, maps, stage, tile):
         target = rows.target(rows.buffers(base), stage)
         rows.expect(target, x_bytes)
-        for k in range(deep):
-            hw.copy_box(u32(target[1] + k * (ROWS * row)), maps[0], target[0], i32(k * elements), i32(tile * ROWS), i32(0))
+        copy_rows(maps, target, i32(tile * ROWS))
 
     @inline
     def ask_added(base, maps, slot, tile, chunk):
         target = boxes.target(boxes.buffers(base), slot)
         boxes.expect(target, BOX)
-        hw.copy_box(target[1], maps[5], target[0], i32(chunk * per), i32(tile * ROWS), i32(0))
+        hw.copy_box(target[1], maps[of_added], target[0], i32(chunk * per), i32(tile * ROWS), i32(0))
 
     @inline
     def after(tile, chunk, slot, stride):
@@ -261,8 +290,60 @@ def _copying(t: Tile) -> Part:
     return part(init=init, wait_weights=wait_weights, wait_x=wait_x, wait_added=wait_added, **asking)
 
 
-def _through_y(t: Tile, copying: Part, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The device function that makes a tile of y, and multiplies it by the second weights, and the types of the epilogue's
+def _copying_factors(t: Tile) -> tuple[Any, Any]:
+    """The device functions (maps, target, chunk), which has weights of all factors copied behind all of v, and (maps, target,
+    row), which has rows of theirs copied; target: barrier, and where the first one's begin."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline, u32
+
+    per, chunks = t.per, t.chunks
+
+    def copying(number: int, factor: Factor, x_at: int, w_at: int) -> tuple[Any, Any]:
+        deep, row, elements, each, x, w = (
+            factor.deep,
+            factor.row,
+            factor.elements,
+            factor.weights_bytes(per),
+            3 + 2 * number,
+            4 + 2 * number,
+        )
+
+        @inline
+        def weights(maps, target, c):
+            for k in range(deep):
+                at = u32(target[1] + w_at + c * each + k * (per * row))
+                hw.copy_box(at, maps[w], target[0], i32(k * elements), i32(c * per), i32(0))
+
+        @inline
+        def rows(maps, target, first):
+            for k in range(deep):
+                hw.copy_box(u32(target[1] + x_at + k * (ROWS * row)), maps[x], target[0], i32(k * elements), first, i32(0))
+
+        return weights, rows
+
+    x_at, w_at, every = 0, chunks * t.v_bytes, []
+    for number, factor in enumerate(t.factors):
+        every.append(copying(number, factor, x_at, w_at))
+        x_at, w_at = x_at + factor.rows_bytes, w_at + chunks * factor.weights_bytes(per)
+    (weights_a, rows_a), (weights_b, rows_b) = every[0], every[-1]
+    if len(every) == 1:
+        return weights_a, rows_a
+
+    @inline
+    def both_weights(maps, target, c):
+        weights_a(maps, target, c)
+        weights_b(maps, target, c)
+
+    @inline
+    def both_rows(maps, target, first):
+        rows_a(maps, target, first)
+        rows_b(maps, target, first)
+
+    return both_weights, both_rows
+
+
+def _through_y(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -> tuple[Any, tuple[tuple[Any, ...], ...]]:
+    """The device function that makes a tile of y, and multiplies it by the second weights, and the types of the epilogues'
     arguments: (thread, maps, tile, stage, slot, parity, following, e) → sums, slot, parity, following.
 
     stage, slot  of x, and the next one of y's boxes, whose barrier's phase has this parity
@@ -271,38 +352,27 @@ def _through_y(t: Tile, copying: Part, params: tuple[Value, ...]) -> tuple[Any, 
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    (first, last), second = _products(t)
-    wide, added, two, chunks, per = t.per // t.parts, t.added, t.parts == 2, t.chunks, t.per
-    puts, extra = _putting(params, (wide, t.parts), ROW, per, added, group_atom(*t.kinds[:2]).acc)
-    put_first, put_last = puts[0], puts[-1]
-    no_y, no_z = (hw.accumulators(n, group_atom(*k).acc) for n, k in ((wide, t.kinds[:2]), (t.columns, t.kinds[2:])))
-    x_at, w_at, v_at, y_at = (t.layout[name] for name in ("x", "w", "v", "y"))
-    x_bytes, w_bytes, v_bytes, slots, ahead = t.x_bytes, t.w_bytes, t.v_bytes, t.slots, t.ahead
+    added, chunks, per = t.added, t.chunks, t.per
+    fill, extra = _filling(t, copying, epilogues)
+    second, no_z = _second(t), hw.accumulators(t.columns, group_atom(*t.second).acc)
+    x_at, w_at, y_at = (t.layout[name] for name in ("x", "w", "y"))
+    x_bytes, v_bytes, slots, ahead = sum(f.rows_bytes for f in t.factors), t.v_bytes, t.slots, t.ahead
     but_last_read = hw.boxes_read(1)
 
     @inline
     def through(thread, maps, tile, stage, slot, parity, following, e):
-        base, group, own, lane, leads = thread
+        base, group, _, _, leads = thread
         next_tile, next_chunk, next_slot, stride, tiles = following
         x = u32(base + x_at + (group * ahead + stage) * x_bytes)
         sums, c = no_z(), i32(0)
         while c < chunks:
             box = u32(base + y_at + (group * slots + slot) * BOX)
-            rows, w = u32(box + own * (16 * ROW)), u32(base + w_at + c * w_bytes)
-            acc = first(no_y(), x, w)
-            hw.wgmma_wait_all()  # and for the products of the chunk before
-            if added:
-                copying.wait_added(base, i32(group * slots + slot), parity)
-            put_first(acc, rows, lane, i32(c * per), e)
-            if two:
-                acc = last(acc, x, w)
-                hw.wgmma_wait_all()
-                put_last(acc, rows, lane, i32(c * per), e)
+            fill(thread, box, x, c, i32(group * slots + slot), parity, e)
             hw.fence_copies()
             hw.sync_group(i32(group + 1))
-            sums = second(sums, box, u32(base + v_at + c * v_bytes), c)
+            sums = second(sums, box, u32(base + w_at + c * v_bytes), c)
             if leads:
-                hw.store_box(maps[3], box, i32(c * per), i32(tile * ROWS), i32(0))
+                hw.store_box(maps[1], box, i32(c * per), i32(tile * ROWS), i32(0))
                 but_last_read()  # so the box before this one is free: all have waited for its products
                 if added and next_tile < tiles:
                     copying.ask_added(base, maps, i32(group * slots + next_slot), next_tile, next_chunk)
@@ -317,13 +387,62 @@ def _through_y(t: Tile, copying: Part, params: tuple[Value, ...]) -> tuple[Any, 
     return through, extra
 
 
+def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -> tuple[Any, tuple[tuple[Any, ...], ...]]:
+    """The device function that fills a box of y, and the types of its epilogues' arguments.
+
+    (thread, box, x, c, slot, parity, e): from rows at x, and weights of chunk c; what is added comes to the slot's barrier
+    """
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline, u32
+
+    wide, two, per, added, w_at = t.per // t.parts, t.parts == 2, t.per, t.added, t.layout["w"] + t.chunks * t.v_bytes
+
+    def filling(factor: Factor, of_x: int, of_w: int, epilogue: tuple[Value, ...], adds: bool, waits: bool) -> tuple[Any, Any]:
+        first, last = _first(t, factor)
+        sums = group_atom(*factor.kinds).acc
+        puts, extra = _putting(epilogue, (wide, t.parts), ROW, per, adds, sums)
+        put_first, put_last, none, each = puts[0], puts[-1], hw.accumulators(wide, sums), factor.weights_bytes(per)
+
+        @inline
+        def fill(thread, box, x, c, slot, parity, e):
+            base, _, own, lane, _ = thread
+            rows, w = u32(box + own * (16 * ROW)), u32(base + w_at + of_w + c * each)
+            acc = first(none(), u32(x + of_x), w)
+            hw.wgmma_wait_all()  # and for the products of the chunk before
+            if waits:
+                copying.wait_added(base, slot, parity)
+            put_first(acc, rows, lane, i32(c * per), e)
+            if two:
+                acc = last(acc, u32(x + of_x), w)
+                hw.wgmma_wait_all()
+                put_last(acc, rows, lane, i32(c * per), e)
+
+        return fill, extra
+
+    factors = t.factors
+    if len(factors) == 1:
+        fill, extra = filling(factors[0], 0, 0, epilogues[0], added, added)
+        return fill, (extra,)
+    of_w = t.chunks * factors[0].weights_bytes(per)
+    make, of_made = filling(factors[0], 0, 0, epilogues[0], False, False)
+    add, of_first = filling(factors[1], factors[0].rows_bytes, of_w, epilogues[1], True, False)
+
+    @inline
+    def make_and_add(thread, box, x, c, slot, parity, e):
+        make(thread, box, x, c, slot, parity, e[0])
+        hw.sync_warp()
+        add(thread, box, x, c, slot, parity, e[1])
+
+    return make_and_add, (of_made, of_first)
+
+
 def _through_z(t: Tile, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The device function (thread, maps, tile, sums, f) that stores a tile of z, and the types of the epilogue's arguments."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     per, z_at, boxes, line = t.line // t.result, t.layout["z"], t.z_boxes, t.line
-    (put,), extra = _putting(params, (t.columns, 1), line, per, False, group_atom(*t.kinds[2:]).acc)
+    (put,), extra = _putting(params, (t.columns, 1), line, per, False, group_atom(*t.second).acc)
 
     @inline
     def through(thread, maps, tile, sums, f):
@@ -334,25 +453,23 @@ def _through_z(t: Tile, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]
         hw.sync_group(i32(group + 1))
         if leads:
             for k in range(boxes):
-                hw.store_box(maps[4], u32(first + k * (ROWS * line)), i32(k * per), i32(tile * ROWS), i32(0))
+                hw.store_box(maps[2], u32(first + k * (ROWS * line)), i32(k * per), i32(tile * ROWS), i32(0))
 
     return through, extra
 
 
-def _products(t: Tile) -> tuple[tuple[Any, Any], Any]:
-    """The device functions of both products: (sums, address of rows, address of weights) → the sums of the first part of a chunk,
-    and of the last one; and (sums, rows, weights, whether to add)."""
+def _first(t: Tile, factor: Factor) -> tuple[Any, Any]:
+    """The device functions (sums, address of rows, of weights) → the sums of a chunk's first part, and of its last one."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u64
 
-    rows, wide = Operand(ROWS, 0, t.kinds[0], t.row, 1, True), t.per // t.parts
-    w = Operand(t.per, 0, t.kinds[1], t.row, 1, True)
+    (of_rows, of_weights), wide = factor.kinds, t.per // t.parts
+    rows, w = Operand(ROWS, 0, of_rows, factor.row, 1, True), Operand(t.per, 0, of_weights, factor.row, 1, True)
     row_half, w_half = hw.descriptor(*rows.layout), hw.descriptor(*w.layout)
 
-    def first(part: int) -> Any:
-        begin = part * wide * t.row
-        steps = tuple((k * rows.box_bytes + at, begin + k * w.box_bytes + at) for k in range(t.deep) for at in rows.steps)
-        multiplied = hw.multiply(wide, steps, (True, True), t.kinds[:2])
+    def multiplying(begin: int) -> Any:
+        steps = tuple((k * rows.box_bytes + at, begin + k * w.box_bytes + at) for k in range(factor.deep) for at in rows.steps)
+        multiplied = hw.multiply(wide, steps, (True, True), factor.kinds)
 
         @inline
         def product(acc, a, b):
@@ -360,15 +477,23 @@ def _products(t: Tile) -> tuple[tuple[Any, Any], Any]:
 
         return product
 
-    box, v = Operand(ROWS, 0, t.kinds[2], ROW, 1, True), Operand(t.columns, 0, t.kinds[3], ROW, 1, True)
+    return multiplying(0), multiplying((t.parts - 1) * wide * factor.row)
+
+
+def _second(t: Tile) -> Any:
+    """The device function (sums, address of a box of y, address of weights, whether to add)."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import inline, u64
+
+    box, v = (Operand(extent, 0, kind, ROW, 1, True) for extent, kind in zip((ROWS, t.columns), t.second, strict=True))
     box_half, v_half = hw.descriptor(*box.layout), hw.descriptor(*v.layout)
-    multiplied_z = hw.multiply(t.columns, tuple(zip(box.steps, v.steps, strict=True)), (True, True), t.kinds[2:])
+    multiplied = hw.multiply(t.columns, tuple(zip(box.steps, v.steps, strict=True)), (True, True), t.second)
 
     @inline
     def second(acc, a, b, more):
-        return multiplied_z(acc, hw.operand(u64(box_half), a), hw.operand(u64(v_half), b), more)
+        return multiplied(acc, hw.operand(u64(box_half), a), hw.operand(u64(v_half), b), more)
 
-    return (first(0), first(t.parts - 1)), second
+    return second
 
 
 def _putting(
@@ -412,22 +537,33 @@ def _putting(
 
 
 class PairSm90(Joint):
-    """Two products, of which the second one reads the first one's result."""
+    """Two products, of which the second one reads the first one's result; and one whose result is added to the first one's."""
 
     name = "pair_sm90"
     tensor_cores = True
 
-    def supports(self, first: Op, second: Op, program: Program, arch: Arch) -> str | None:
+    def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
+        writers = {op.y: i for i, op in enumerate(program.ops) if isinstance(op, Conv)}
+        for second, op in enumerate(program.ops):
+            first = writers.get(op.x, -1) if isinstance(op, Conv) else -1
+            if first < 0:
+                continue
+            yield first, (first, second)
+            for name in program.ops[first].inputs:
+                if writers.get(name, first) < first and name != program.ops[first].operands[0]:
+                    yield first, (writers[name], first, second)
+
+    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None:
         if not of_warpgroups(arch):
             return f"{arch.name} has no wgmma instructions"
-        found = described(first, second, program)
+        found = described(ops, program)
         if isinstance(found, str):
             return found
-        least = next(iter(self.configs(first, second, program, arch)), None)
-        return None if least else f"the weights of {first.y} and {second.y} do not fit into shared memory"
+        least = next(iter(self.configs(ops, program, arch)), None)
+        return None if least else f"the weights of {' and '.join(op.y for op in ops)} do not fit into shared memory"
 
-    def configs(self, first: Op, second: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        found = described(first, second, program)
+    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
+        found = described(ops, program)
         assert isinstance(found, Products)
         for groups, slots, ahead in product((4, 3, 2), (4, 3), (2, 1)):
             for parts in (1, 2):
@@ -435,95 +571,115 @@ class PairSm90(Joint):
                 if t.per // parts % SPAN == 0 and t.layout.smem <= arch.smem_block and t.registers * t.threads <= 65536:
                     yield {"groups": groups, "slots": slots, "ahead": ahead, "parts": parts}
 
-    def cost(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> float:
-        found = described(first, second, program)
+    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float:
+        found = described(ops, program)
         assert isinstance(found, Products)
         t = found.tile(config)
-        z = memory_us([program.tensors[second.y]], arch)
-        return 3.0 + traffic_us(first, program, arch) + z - 0.1 * t.groups - 0.01 * t.slots - 0.01 * t.ahead + 0.001 * t.parts
+        moved = sum(traffic_us(op, program, arch) for op in ops)
+        moved -= memory_us([program.tensors[ops[-2].y]] + [program.tensors[op.y] for op in ops[:-2]] * 2, arch)
+        return 3.0 + moved - 0.1 * t.groups - 0.01 * t.slots - 0.01 * t.ahead + 0.001 * t.parts
 
-    def work(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> Work:
-        found = described(first, second, program)
+    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
+        found = described(ops, program)
         assert isinstance(found, Products)
         t = found.tile(config)
+        specs = [boxed.epilogue for boxed in found.results]
         launch = Launch(
-            code=code(self.name, **t.params, first=found.y.epilogue.params, second=found.z.epilogue.params),
+            code=code(self.name, **t.params, epilogues=tuple(spec.params for spec in specs)),
             grid=(least(ceil_div(found.tiles, t.groups), arch.sms), 1, 1),
             block=t.threads,
-            args=(*found.maps(t), I32(found.tiles), *found.y.epilogue.args, *found.z.epilogue.args),
+            args=(*found.maps(t), I32(found.tiles), *(arg for spec in specs for arg in spec.args)),
             smem=t.layout.smem,
         )
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        t = Tile(**{field.name: params[field.name] for field in fields(Tile)})
-        return _function(t, params["first"], params["second"])
+        return _function(Tile(**{field.name: params[field.name] for field in fields(Tile)}), params["epilogues"])
 
 
 @dataclass(frozen=True)
 class Products:
-    """Both products of a launch: how their operands are read, and how results are written."""
+    """The products of a launch, in the order of the ops: how their operands are read, and how results are written."""
 
-    first: Problem
-    second: Problem
-    of_w: Copies
-    of_v: Copies
-    y: Boxed
-    z: Boxed
+    problems: Sequence[Problem]
+    operands: Sequence[Copies]
+    results: Sequence[Boxed]
 
     @property
     def tiles(self) -> Extent:
         """Of a warpgroup's rows."""
-        return ceil_div(self.first.rows, ROWS)
+        return ceil_div(self.problems[-1].rows, ROWS)
+
+    @property
+    def factors(self) -> list[Factor]:
+        """Of all but the second product."""
+        of = zip(self.problems[:-1], self.operands[:-1], strict=True)
+        return [Factor(how.kinds, ceil_div(p.channels, how.chunk), how.chunk * p.x.dtype.size) for p, how in of]
 
     def tile(self, config: Config) -> Tile:
-        size = self.first.x.dtype.size
+        *made, first = map(tuple, self.factors)
+        y, z = self.results[-2:]
         return Tile(
-            groups=config["groups"],
-            kinds=(*self.of_w.kinds, *self.of_v.kinds),
-            deep=ceil_div(self.first.channels, self.of_w.chunk),
-            row=self.of_w.chunk * size,
-            chunks=self.first.stored * self.y.size // ROW,
-            columns=self.second.stored,
-            slots=config["slots"],
-            ahead=config["ahead"],
-            parts=config["parts"],
-            added=self.y.added is not None,
-            result=self.z.size,
+            first=first,
+            made=made[0] if made else (),
+            second=self.operands[-1].kinds,
+            chunks=self.problems[-2].stored * y.size // ROW,
+            columns=self.problems[-1].stored,
+            added=y.added is not None and not made,
+            result=z.size,
+            **config,
         )
 
-    def maps(self, t: Tile) -> tuple[TiledMap, ...]:
-        """Of x, w, v, y, z, and of what is added to y."""
-        assert isinstance(self.of_w.a, TiledMap)
-        x = replace(self.of_w.a, box=(self.of_w.chunk, ROWS, 1), swizzle=t.row)
-        w = replace(self.of_w.b, box=(self.of_w.chunk, t.per, 1), swizzle=t.row)
-        v = replace(self.of_v.b, box=(t.per, t.columns, 1), swizzle=ROW)
-        z = replace(self.z.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)
-        boxes = [replace(m, box=(t.per, ROWS, 1), swizzle=ROW) for m in (self.y.y, self.y.added) if m]
-        return x, w, v, boxes[0], z, *boxes[1:]
+    def maps(self, t: Tile) -> list[TiledMap]:
+        """Of v, y, z, then of rows and weights of each factor, and of what is added to y from memory."""
+        y, z = self.results[-2:]
+        found = [replace(self.operands[-1].b, box=(t.per, t.columns, 1), swizzle=ROW)]
+        found += [replace(y.y, box=(t.per, ROWS, 1), swizzle=ROW)]
+        found += [replace(z.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)]
+        for how, factor in zip(self.operands[:-1], t.factors, strict=True):
+            assert isinstance(how.a, TiledMap)
+            found += [replace(how.a, box=(how.chunk, ROWS, 1), swizzle=factor.row)]
+            found += [replace(how.b, box=(how.chunk, t.per, 1), swizzle=factor.row)]
+        return found + [replace(m, box=(t.per, ROWS, 1), swizzle=ROW) for m in (y.added,) if m and t.added]
 
 
-def described(first: Op, second: Op, program: Program) -> Products | str:
-    """Both products, or why they cannot be computed by one launch."""
-    if not isinstance(first, Conv) or not isinstance(second, Conv) or second.x != first.y:
+def described(ops: Sequence[Op], program: Program) -> Products | str:
+    """The products, or why they cannot be computed by one launch."""
+    *made, first, second = ops
+    if not all(isinstance(op, Conv) for op in ops) or second.operands[0] != first.y:
         return "one of them is no convolution of the other's result"
-    of_first, of_second = _described(first, program), _described(second, program)
-    if isinstance(of_first, str):
-        return of_first
-    if isinstance(of_second, str):
-        return of_second
-    (p, of_w, y), (q, of_v, z) = of_first, of_second
+    parts = []
+    for op in ops:
+        found = _described(op, program)
+        if isinstance(found, str):
+            return found
+        parts.append(found)
+    problems, operands, results = zip(*parts, strict=True)
     others = [name for name in second.inputs if name != first.y and program.tensors[name].storage not in program.constants]
     if others:
         return f"the second one also reads {others[0]}, which is no constant"
+    p, q, y, z = *problems[-2:], *results[-2:]
     if p.stored != p.columns or q.stored != q.columns or p.stored * y.size % ROW or p.stored * y.size < 2 * ROW:
         return f"{first.y} has {p.columns} channels; they have to be {2 * ROW} bytes or more, in multiples of {ROW}"
-    if not group_atom(*of_v.kinds).takes(q.stored) or (q.stored * z.size not in (32, 64) and q.stored * z.size % ROW):
+    if not group_atom(*operands[-1].kinds).takes(q.stored) or (q.stored * z.size not in (32, 64) and q.stored * z.size % ROW):
         return f"{second.y} has {q.columns} channels; they have to be 32, 64 or a multiple of {ROW} bytes, and 256 at most"
-    return Products(p, q, of_w, of_v, y, z)
+    if made and (reason := _unmade(made[0], first, y, program)):
+        return reason
+    return Products(problems, operands, results)
 
 
-def _described(op: Conv, program: Program) -> tuple[Problem, Copies, Boxed] | str:
+def _unmade(made: Op, first: Op, y: Boxed, program: Program) -> str | None:
+    """Why the result of the op cannot be added to the first one's without being written."""
+    alike = program.tensors[made.y].shape == program.tensors[first.y].shape and not program.tensors[made.y].base
+    if y.added is None or y.added.tensor != made.y or made.y in program.outputs or not alike:
+        return f"{made.y} is not what is added to {first.y}"
+    if sum(program.tensors[name].storage == made.y for op in program.ops for name in op.inputs) != 1:
+        return f"{made.y} is not only added to {first.y}"
+    mine = boxed_results(made, program, describe(made, program), 2)  # type: ignore[arg-type]
+    return "its own result is added to something" if mine and mine.added else None
+
+
+def _described(op: Op, program: Program) -> tuple[Problem, Copies, Boxed] | str:
     problem = describe(op, program)
     if isinstance(problem, str):
         return problem
@@ -536,7 +692,7 @@ def _described(op: Conv, program: Program) -> tuple[Problem, Copies, Boxed] | st
     if boxed is None:
         return f"{op.y} cannot be written in boxes"
     if how.im2col or problem.batches != 1 or how.k_major != (True, True):
-        return f"{op.x} is not read pixel by pixel"
+        return f"{problem.x.name} is not read pixel by pixel"
     if group_atom(*how.kinds).rough or problem.w.storage not in program.constants:
-        return f"{op.w} is no constant of halves or integers"
+        return f"{problem.w.name} is no constant of halves or integers"
     return problem, how, boxed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,7 @@ class Work:
     launches: tuple[Launch, ...]
     scratch: Extent = 0  # bytes of workspace
     counters: Extent = 0  # bytes of counters
-    within: int = -1  # of an op that launches nothing: the number of the earlier op whose launches compute it too; else -1
+    within: int = -1  # of an op that launches nothing: the number of the one whose launches compute it too; else -1
 
 
 @dataclass(frozen=True)
@@ -178,22 +178,24 @@ class Family(ABC):
 
 
 class Joint(Family):
-    """A kernel family of two ops in one launch, of which the second one reads the first one's result; both results are written.
-
-    What its methods answer is what those of `Kernel` do.
-    """
+    """A kernel family of several ops in one launch, given in the program's order. What its methods answer is what those of
+    `Kernel` do."""
 
     @abstractmethod
-    def supports(self, first: Op, second: Op, program: Program, arch: Arch) -> str | None: ...
+    def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
+        """Ops that one launch may compute, by number: the one in whose step it is, and all of them."""
 
     @abstractmethod
-    def configs(self, first: Op, second: Op, program: Program, arch: Arch) -> Iterator[Config]: ...
+    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None: ...
 
     @abstractmethod
-    def cost(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> float: ...
+    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]: ...
 
     @abstractmethod
-    def work(self, first: Op, second: Op, program: Program, config: Config, arch: Arch) -> Work: ...
+    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float: ...
+
+    @abstractmethod
+    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work: ...
 
 
 class Kernel(Family):

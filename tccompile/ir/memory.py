@@ -100,7 +100,7 @@ def accesses(
     """What each step touches. What nobody writes while steps run, inputs and constants, is left out.
 
     scratch, counters  where each step's own are
-    within             for each step the earlier one whose launches compute it too, and touch what it does; or -1
+    within             for each step the other one whose launches compute it too, and touch what it does; or -1
     """
     elsewhere = {*program.inputs, *program.constants}
     known: dict[str, tuple[str, Extent, Extent, str, Block | None, bool] | None] = {}
@@ -121,12 +121,13 @@ def accesses(
                 known[name] = where(name)
             if (at := known[name]) is not None:
                 own.append(Access(step, writes, *at))
-                if within[step] >= 0:
-                    out[within[step]].append(Access(within[step], writes, *at))
         for space, (start, size) in (("arena", scratch[step]), ("counters", counters[step])):
             if size:
                 own.append(Access(step, True, space, start, start + size, "", None, True))
         out.append(own)
+    for step, other in enumerate(within):
+        if other >= 0:
+            out[other] += [access._replace(step=other) for access in out[step]]
     return out
 
 

@@ -120,7 +120,7 @@ def earlier(program: Program) -> list[int]:
 def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[int, int]]:
     """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up.
 
-    within  for each op, if given, the earlier one that computes it too, or -1
+    within  for each op, if given, the other one with which it is computed, or -1
     """
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     out: dict[str, tuple[int, int]] = {}
@@ -128,8 +128,9 @@ def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[i
         for name in (*op.inputs, op.y):
             owner = program.tensors[name].storage
             if owner not in elsewhere:
-                first = min(i, within[i]) if within and within[i] >= 0 else i
-                out[owner] = min(out.get(owner, (first, i))[0], first), i
+                other = within[i] if within and within[i] >= 0 else i
+                first, last = out.get(owner, (i, i))
+                out[owner] = min(first, other), max(last, i, other)
     return out
 
 

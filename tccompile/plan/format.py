@@ -112,7 +112,7 @@ class Step:
     kernel        the kernel's name; config, its parameters
     tensor_cores  whether it uses them; `reason` says why this kernel, or why no Tensor Cores
     scratch       where in the arena its workspace begins, and its bytes; counters, the same of its counters
-    within        of a step without launches, the earlier one whose launches compute it too; else -1
+    within        of a step without launches, the other one whose launches compute it too; else -1
     """
 
     op: int
@@ -143,13 +143,17 @@ class Section:
 
     @property
     def within(self) -> list[int]:
-        """For each step the earlier one whose launches compute it too, or -1."""
+        """For each step the other one whose launches compute it too, or -1."""
         return [step.within for step in self.steps]
 
     @property
-    def also(self) -> dict[int, int]:
-        """The ops that launches of other steps compute, by the number of the step that has these."""
-        return {step.within: step.op for step in self.steps if step.within >= 0}
+    def together(self) -> dict[int, list[int]]:
+        """Of steps whose launches compute several ops, these, in the program's order."""
+        found: dict[int, list[int]] = {}
+        for step in self.steps:
+            if step.within >= 0:
+                found.setdefault(step.within, [step.within]).append(step.op)
+        return {step: sorted(ops) for step, ops in found.items()}
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
     for i, step in enumerate(section.steps):
         with naming(f"step {i}"):
             require(all(0 <= a < i for a in step.after), f"runs after {step.after}")
-            _check_within(section, i)
+            _check_within(section, program, i)
             for what, (start, size), most in (
                 ("scratch", step.scratch, section.arena),
                 ("counters", step.counters, section.counters),
@@ -255,14 +255,18 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
         _check_launches(section, program, images)
 
 
-def _check_within(section: Section, number: int) -> None:
-    """A step that another one's launches compute is the only one of that, and has none itself."""
+def _check_within(section: Section, program: Program, number: int) -> None:
+    """A step that another one's launches compute has none. Where that is a later one, nothing else reads the result: it may not
+    be written."""
     step = section.steps[number]
     if step.within == -1:
         return
-    require(0 <= step.within < number and not step.launches, f"is computed within step {step.within}")
-    whole = section.steps[step.within]
-    require(whole.launches and section.within.count(step.within) == 1, f"is computed within step {step.within}, which cannot be")
+    there = 0 <= step.within < len(section.steps) and section.steps[step.within].launches
+    require(there and not step.launches, f"is computed within step {step.within}, which has no launches, or by its own")
+    if step.within > number:
+        storage = program.tensors[program.ops[number].y].storage
+        read = [i for i, op in enumerate(program.ops) if any(program.tensors[name].storage == storage for name in op.inputs)]
+        require(read == [step.within] and storage not in program.outputs, f"step {step.within} is not all that reads its result")
 
 
 def _check_lifetimes(section: Section, program: Program) -> None:
@@ -348,7 +352,7 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
     """
     kinds: set[str] = set()
     unwritten: dict[str, tuple[str, ...]] = {}  # and what they are made of
-    also = section.also
+    together = section.together
     for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
         y = program.tensors[op.y]
         with naming(f"step {i} ({_called(op)})"):
@@ -360,18 +364,19 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
                     unwritten[y.storage] = op.inputs if y.base is None else ()
                 continue
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
-            ops = [op, *([program.ops[also[i]]] if i in also else [])]
-            results, places = [_Places() for _ in ops], _Places()
-            for one, own in zip(ops, results, strict=True):
-                own.add(*_place(program, section, one.y))
+            results, places = [(op, _Places())], _Places()
+            results += [(program.ops[k], _Places()) for k in together.get(i, ()) if k > i]
+            for one in (program.ops[k] for k in together.get(i, (i,))):
                 read += [] if one is op else one.inputs
                 for name in (*read, *(part for form in program.forms_of(one) for part in form.tensors), one.y):
                     if program.tensors[name].storage not in unwritten:
                         places.add(*_place(program, section, name))
+            for one, own in results:
+                own.add(*_place(program, section, one.y))
             places.add("arena", "", *step.scratch)
             places.add("counters", "", *step.counters)
             addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
-            for one, own in zip(ops, results, strict=True):
+            for one, own in results:
                 written = not program.tensors[one.y].size or any(own.hold(a, 0) for a in addresses)
                 require(written, f"no launch writes its result {one.y!r}")
     require(len(kinds) <= 1, "code of both kinds")

@@ -8,7 +8,7 @@ The cost is the op's time where it runs alone. Beside others it is the time by w
 the others lose: see `Company`.
 
 A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`. And some
-compute two products in one launch, where others compute them one after the other: see `joined`.
+compute several ops in one launch: see `joined`.
 """
 
 from __future__ import annotations
@@ -104,17 +104,18 @@ def schedule(
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
             ops[i], choices[i], ranked[i] = conv, direct, within
-    pairs = joined(program, ops, choices, arch, refused) if joins else {}
-    for i, (second, both) in pairs.items():
-        what = f"nothing to do: computed together with {program.ops[i].nodes[0]}"
-        choices[i], choices[second] = both, Choice(both.kernel, both.config, Work((), within=i), 0.0, what)
+    together = joined(program, choices, arch, refused) if joins else {}
+    for i, (members, whole) in together.items():
+        for k in members:
+            what = f"nothing to do: computed together with {program.ops[i].nodes[0]}"
+            choices[k] = whole if k == i else Choice(whole.kernel, whole.config, Work((), within=i), 0.0, what)
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
     ends: list[float] = []
     for i, (op, own) in enumerate(zip(ops, reads, strict=True)):
         begin = max((ends[k] for k in own), default=0.0)
-        if others[i] and choices[i].work.launches and i not in pairs:
+        if others[i] and choices[i].work.launches and i not in together:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
             choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
@@ -148,39 +149,47 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
 
 
 DOUBTED = 0.97
-"""Of the time of two products apart, what one launch may be estimated to take to be taken in their place."""
+"""Of the time of ops one by one, what one launch may be estimated to take to be taken in their place."""
 
 
 def joined(
-    program: Program, ops: Sequence[Op], choices: Sequence[Choice], arch: Arch, refused: Collection[Code]
-) -> dict[int, tuple[int, Choice]]:
-    """Products that are computed in one launch with the next one, which reads their result, where that is faster than one after
-    the other: by the first one's number, the second one's and the choice for both.
+    program: Program, choices: Sequence[Choice], arch: Arch, refused: Collection[Code]
+) -> dict[int, tuple[Sequence[int], Choice]]:
+    """Ops that are computed by one launch, where that is faster than one after the other: by the number of the op in whose step
+    it is, all of them, and the choice for it.
 
-    ops, choices  what is computed, and how, one by one
+    choices  what is chosen for each op by itself
     """
-    found: dict[int, tuple[int, Choice]] = {}
-    writers = {op.y: i for i, op in enumerate(program.ops)}
-    for second, op in enumerate(ops):
-        first = writers.get(op.x, -1) if isinstance(op, Conv) else -1
-        if first < 0 or not isinstance(ops[first], Conv) or first in found or any(first == other for other, _ in found.values()):
-            continue
-        apart = choices[first].cost + choices[second].cost
-        both = _together(ops[first], op, program, arch, refused)
-        if both is not None and both.cost < DOUBTED * apart:
-            reason = f"{both.reason} together with {op.nodes[0]}, apart {apart:.1f} µs"
-            found[first] = second, replace(both, reason=reason)
+    found: dict[int, tuple[Sequence[int], Choice]] = {}
+    ways: list[tuple[float, int, Sequence[int], Choice]] = []
+    copied = {i for i, choice in enumerate(choices) if not choice.work.launches}
+    for kernel in JOINTS:
+        for place, members in kernel.groups(program):
+            apart = sum(choices[k].cost for k in members)
+            whole = None if copied.intersection(members) else _together(kernel, members, program, arch, refused)
+            if whole is not None and whole.cost < DOUBTED * apart:
+                others = ", ".join(program.ops[k].nodes[0] for k in members if k != place)
+                reason = f"{whole.reason} together with {others}, apart {apart:.1f} µs"
+                ways.append((apart - whole.cost, place, members, replace(whole, reason=reason)))
+    taken: set[int] = set()
+    for _, place, members, whole in sorted(ways, key=lambda way: -way[0]):
+        if not taken.intersection(members):
+            found[place] = members, whole
+            taken.update(members)
     return found
 
 
-def _together(first: Op, second: Op, program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
-    """The cheapest launch that computes both."""
-    makers = [k for k in JOINTS if k.supports(first, second, program, arch) is None]
-    ways = [(k.cost(first, second, program, c, arch), k, c) for k in makers for c in k.configs(first, second, program, arch)]
-    for cost, kernel, config in sorted(ways, key=lambda way: way[0]):
-        work = kernel.work(first, second, program, config, arch)
+def _together(kernel: Joint, members: Sequence[int], program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
+    """The cheapest launch of a kernel that computes these ops; None if there is none."""
+    ops = [program.ops[k] for k in members]
+    if kernel.supports(ops, program, arch) is not None:
+        return None
+    ways = [(kernel.cost(ops, program, config, arch), config) for config in kernel.configs(ops, program, arch)]
+    for cost, config in sorted(ways, key=lambda way: way[0]):
+        work = kernel.work(ops, program, config, arch)
         if not any(launch.code in refused for launch in work.launches):
-            return Choice(kernel, config, work, cost, f"estimated {cost:.1f} µs, best of {len(ways)}")
+            reason = f"estimated {cost:.1f} µs" + (f", best of {len(ways)}" if len(ways) > 1 else "")
+            return Choice(kernel, config, work, cost, reason)
     return None
 
 

@@ -107,7 +107,7 @@ def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
 
 
 def _within(works: Sequence[Work]) -> list[int]:
-    """For each step the earlier one whose launches compute it too, or -1."""
+    """For each step the other one whose launches compute it too, or -1."""
     return [work.within for work in works]
 
 

@@ -190,8 +190,8 @@ def step_times(program: Program, section: Section, arch: Arch, timings: Timings)
             found.append(StepTime(begin, 0.0, False))
             continue
         if (both := joint(step.kernel)) is not None:
-            ops = program.ops[step.op], program.ops[section.also[i]]
-            found.append(StepTime(begin, both.cost(*ops, program, step.config, arch), False))
+            ops = [program.ops[k] for k in section.together[i]]
+            found.append(StepTime(begin, both.cost(ops, program, step.config, arch), False))
             continue
         op, own = direct.get(i, program.ops[step.op]), kernel(step.kernel)
         known = timings.of(op, program, arch)
