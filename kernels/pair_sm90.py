@@ -117,8 +117,8 @@ class Tile:
 
     @property
     def registers(self) -> int:
-        """What a thread needs at least: sums, and what else there is."""
-        return (self.per // self.parts + self.columns) // 2 + 32
+        """What a thread needs: sums of z, those of y while they become fewer, and what else there is."""
+        return self.columns // 2 + 3 * (self.per // self.parts) // 8 + 44
 
     @property
     def params(self) -> dict[str, Value]:

@@ -122,7 +122,7 @@ class LaunchGraph:
             after: list[list[int]] = []  # of each node, those before it
             last: list[list[int]] = []  # of each step, the last of its nodes
             for step in section.steps:
-                before = [node for s in step.after for node in last[s]]
+                before = list(dict.fromkeys(node for s in step.after for node in last[s]))  # steps without launches hand them on
                 for launch in step.launches:
                     if 0 in launch.grid:  # a tensor without elements
                         continue
