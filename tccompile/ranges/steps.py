@@ -111,7 +111,7 @@ def _chosen(
     if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
         raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
     alike = {seen(op, program): own for op, own in zip(program.ops, shared, strict=True)}
-    choices = schedule(program, arch, refused, timings, alike, joins=False)
+    choices = schedule(program, arch, refused, timings, alike)
     range_ = _Range(
         box, whole, [(p, pattern.at(p)) for p in (*corners(box)[:1], *corners(box)[-1:], *scattered(box, HELD))], set()
     )
