@@ -138,7 +138,7 @@ def test_results_are_right(program, config):
     assert sum(bool(written.any()) for written in memory.written) == 2
 
 
-def bottlenecks() -> onnx.ModelProto:
+def bottlenecks(images: int = 1) -> onnx.ModelProto:
     """Three residual blocks of 1×1 and 3×3 convolutions, whose last result but one is an output, too."""
     rng, nodes, weights = np.random.default_rng(0), [], []
 
@@ -156,7 +156,10 @@ def bottlenecks() -> onnx.ModelProto:
     for i in range(3):
         narrow = conv(conv(wide if i else first, f"a{i}", (32, 128 if i else 32, 1, 1)), f"b{i}", (32, 32, 3, 3))
         wide = conv(narrow, f"c{i}", (128, 32, 1, 1), wide)
-    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", (1, 8, 9, 9)), ("c2", (1, 128, 9, 9)))]
+    ends = [
+        helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s)
+        for n, s in (("x", (images, 8, 9, 9)), ("c2", (images, 128, 9, 9)))
+    ]
     return helper.make_model(
         helper.make_graph(nodes, "g", ends[:1], ends[1:], weights), opset_imports=[helper.make_opsetid("", 17)]
     )
