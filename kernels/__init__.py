@@ -5,6 +5,7 @@ from __future__ import annotations
 from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
+from tccompile.kernels.carry import CarryKernel
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.conv_patch import ConvPatch
@@ -73,6 +74,7 @@ KERNELS: tuple[Kernel, ...] = (
     ScatterKernel(),
     TreesKernel(),
     CustomKernel(),
+    CarryKernel(),
 )
 
 

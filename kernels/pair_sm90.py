@@ -648,6 +648,8 @@ def described(ops: Sequence[Op], program: Program) -> Products | str:
     *made, first, second = ops
     if not all(isinstance(op, Conv) for op in ops) or second.operands[0] != first.y:
         return "one of them is no convolution of the other's result"
+    if several := [op.y for op in ops if op.also is not None]:
+        return f"{several[0]} is one of two results"
     parts = []
     for op in ops:
         found = _described(op, program)

@@ -204,6 +204,8 @@ class Kernel(Family):
     realises: type[Op]
     reads_integers: bool = False
     """Whether it reads weights as integers in blocks (`forms.Packed`), and in no other form."""
+    stores_twice: bool = False
+    """Whether it stores a second result (`Op.also`), where the op has one."""
 
     @abstractmethod
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
@@ -240,11 +242,11 @@ def memory_us(tensors: list[Tensor], arch: Arch) -> float:
 
 
 def traffic_us(op: Op, program: Program, arch: Arch) -> float:
-    """Time to read the op's inputs and write its output once; of what only views read, no more than one element for each of y."""
+    """Time to read the op's inputs and write its results once; of what only views read, one element for each of y at most."""
     y = program.tensors[op.y]
     read = {n: memory_us([program.tensors[n]], arch) for n in op.inputs}
     for n in read.keys() - {*op.operands}:
         t = program.tensors[n]
         seen = sum(view.tensor == n for view in op.views) * hint(math.prod(y.padded)) * t.dtype.size / (arch.gbps * 1e3 * 0.9)
         read[n] = min(read[n], seen)
-    return sum(read.values()) + memory_us([y], arch)
+    return sum(read.values()) + memory_us([program.tensors[name] for name in op.results], arch)

@@ -83,6 +83,12 @@ sync_named = instruction("bar.sync $0, 256;", void, i32)
 arrive_named = instruction("bar.arrive $0, 256;", void, i32)
 """Two warpgroups meet at a named barrier: the one that arrives goes on."""
 
+
+def meeting(threads: int) -> tuple[Any, Any]:
+    """The same of so many threads in all."""
+    return tuple(instruction(f"bar.{how} $0, {threads};", void, i32) for how in ("sync", "arrive"))  # type: ignore[return-value]
+
+
 sync_group = instruction("bar.sync $0, 128;", void, i32)
 """A warpgroup meets at a named barrier."""
 

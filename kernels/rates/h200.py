@@ -150,6 +150,7 @@ H200 = Rates(
     ),
     gemm_mma=GemmMma(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
+        sparse=Rate(1.4, "times as fast", UNKNOWN, "2026-11-26"),
         few_streams=Rate(
             0.9, "of the time", "0.83 to 0.9 in three products of 16 rows and weights of 0.2 to 1 GB on an H200", "2026-11-22"
         ),
@@ -221,7 +222,7 @@ H200 = Rates(
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
+        coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
@@ -324,6 +325,7 @@ H200 = Rates(
     ),
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
+        tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),

@@ -247,6 +247,8 @@ class GemmMma:
 
     latency_us: Rate
     """From a copy's begin to its end where memory is busy."""
+    sparse: Rate
+    """By how much 2:4 weights are multiplied faster."""
     few_streams: Rate
     """A large product's where splits of K give a multiprocessor two blocks or less: more read memory more slowly."""
     tiles: Table[tuple[float, float]]
@@ -591,6 +593,8 @@ class Pool:
 
     tap: Rate
     """A tap of a lane."""
+    tap_of_bytes: Rate
+    """The same where the bytes of a word are compared."""
     wait_us: Rate
     """A row of the window, which is waited for in turn."""
     at_once: Rate

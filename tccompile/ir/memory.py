@@ -116,7 +116,7 @@ def accesses(
     out: list[list[Access]] = []
     for step, op in enumerate(program.ops):
         own: list[Access] = []
-        for name, writes in (*((name, False) for name in op.inputs), (op.y, True)):
+        for name, writes in (*((name, False) for name in op.inputs), *((name, True) for name in op.results)):
             if name not in known:
                 known[name] = where(name)
             if (at := known[name]) is not None:

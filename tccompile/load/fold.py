@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +28,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.metadata import part
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
-from tccompile.load.constants import Weight, held, literal
+from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
 from tccompile.load.nodes import (
@@ -167,15 +167,7 @@ class Folder:
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
             self.types[value.name] = static_type(value.type)  # type: ignore[assignment]
-        while self.pending:
-            node = self.pending.popleft()
-            rename_inputs(node, self.alias)
-            with blamed_on(title(node)):
-                self.visit(node)
-            if len(self.kept) + len(self.pending) > MAX_NODES:
-                raise UnsupportedError(
-                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
-                )
+        self.go_on(self.visit)
         self.open_outputs()
         self.sizes.finish()
         note_all(self.constants, self.kept)
@@ -184,6 +176,26 @@ class Folder:
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.kept)
         return self.types
+
+    def go_on(self, visit: Callable[[onnx.NodeProto], None]) -> None:
+        """Visits the nodes that are pending, and those that come in their place."""
+        while self.pending:
+            node = self.pending.popleft()
+            rename_inputs(node, self.alias)
+            with blamed_on(title(node)):
+                visit(node)
+            if len(self.kept) + len(self.pending) > MAX_NODES:
+                raise UnsupportedError(
+                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
+                )
+
+    def apart(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Visits these nodes before those that are pending. Raises what is wrong with one, also where errors are collected."""
+        rest, self.pending = self.pending, deque(nodes)
+        try:
+            self.go_on(partial(Folder.visit, self))
+        finally:
+            self.pending = rest
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
@@ -735,6 +747,15 @@ class Folder:
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
         inputs = [self.constants.get(name) for name in node.input]
+        known = remembered()
+        key = known.key(node, inputs) if known is not None else None
+        if known is None or key is None:
+            return self.computed(node, inputs)
+        if key not in known.made and (result := self.computed(node, inputs)) is not None:
+            known.keep(key, result)
+        return known.made.get(key)
+
+    def computed(self, node: onnx.NodeProto, inputs: list[Weight | None]) -> list[Weight] | None:
         how = TRANSFORMED.get(node.op_type)
         try:
             result = how(node, inputs, self.types[node.output[0]]) if how else None

@@ -15,6 +15,7 @@ from tccompile.ir.expr import (
     Index,
     Range,
     View,
+    always_inside,
     broadcast_view,
     call,
     constant,
@@ -82,8 +83,7 @@ def pad_view(tensor: str, extents: Shape, shape: Shape, before: Sequence[int], m
     index, valid = [], []
     for axis, (n, start) in enumerate(zip(extents, before, strict=True)):
         i = coord(axis) - start
-        lo, hi = i.bounds(shape)
-        if lo >= 0 and hi < n:
+        if always_inside(i, 0, n, shape):
             index.append(i)
             continue
         if mode == "constant":

@@ -231,7 +231,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
         if offset % 16:
             raise PlanError(f"tensor {name!r} at {offset}, which 16 does not divide")
     for op in program.ops:
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
             if owner not in section.offsets and owner not in elsewhere:
                 raise PlanError(f"tensor {owner!r} has no place in the arena")
@@ -360,25 +360,28 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
                 continue
             if not step.launches:
                 if y.size:
+                    require(op.also is None, f"no launch writes its result {op.results[-1]!r}")
                     require(y.storage not in program.outputs, f"nothing writes the output {y.storage!r}")
                     unwritten[y.storage] = op.inputs if y.base is None else ()
                 continue
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
-            results, places = [(op, _Places())], _Places()
-            results += [(program.ops[k], _Places()) for k in together.get(i, ()) if k > i]
-            for one in (program.ops[k] for k in together.get(i, (i,))):
-                read += [] if one is op else one.inputs
-                for name in (*read, *(part for form in program.forms_of(one) for part in form.tensors), one.y):
-                    if program.tensors[name].storage not in unwritten:
-                        places.add(*_place(program, section, name))
-            for one, own in results:
-                own.add(*_place(program, section, one.y))
+            others = [k for k in together.get(i, ()) if k != i]
+            read += [name for k in others for name in program.ops[k].inputs]
+            results = [name for k in (i, *(k for k in others if k > i)) for name in program.ops[k].results]
+            forms = [form for k in (i, *others) for form in program.forms_of(program.ops[k])]
+            places = _Places()
+            made = [program.ops[k].y for k in others if k < i]  # and need not be written
+            for name in (*read, *(part for form in forms for part in form.tensors), *results, *made):
+                if program.tensors[name].storage not in unwritten:
+                    places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)
             places.add("counters", "", *step.counters)
             addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
-            for one, own in results:
-                written = not program.tensors[one.y].size or any(own.hold(a, 0) for a in addresses)
-                require(written, f"no launch writes its result {one.y!r}")
+            for name in results:
+                own = _Places()
+                own.add(*_place(program, section, name))
+                written = not program.tensors[name].size or any(own.hold(a, 0) for a in addresses)
+                require(written, f"no launch writes its result {name!r}")
     require(len(kinds) <= 1, "code of both kinds")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,13 +22,16 @@ from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves,
 from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
-"""Programs at sizes at random that a formula is held to, besides those at corners."""
+"""Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
 
 FAR = 2
 """Points besides that differ from the first one in several sizes: a product of sums is a sum where only one of them changes."""
+
+AGAIN = 4
+"""How often formulas are found at most, each time by one more point, where those of before did not hold."""
 
 BOXES = 24
 """Parts of a range that are made at most."""
@@ -114,11 +117,28 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
 
 def pattern(box: Box, program_at: ProgramAt) -> Pattern:
     """The program for all sizes of a box. Raises UndecidedError, which names the place, if there is none."""
-    names = [size.name for size in box]
     if count(box) == 1:
         return Pattern(box, (), program_at(tuple(size.low for size in box)))
+    program_at = cache(program_at)
     fixed = fixed_of(box, program_at)
     seen = star(box, fixed)
+    wrong: UndecidedError | None = None
+    for _ in range(AGAIN):
+        try:
+            found = _laid_over(box, seen, program_at)
+        except UndecidedError as why:
+            raise (why if wrong is None or isinstance(why, ChangedError) else wrong) from why
+        if (other := _other(found, seen, fixed, program_at)) is None:
+            return found
+        point, wrong = other
+        seen = [*seen[:-1], point, seen[-1]]
+    assert wrong is not None
+    raise wrong
+
+
+def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Pattern:
+    """The program with formulas that hold at some points."""
+    names = [size.name for size in box]
     programs = [program_at(point) for point in seen]
     at = [dict(zip(names, point, strict=True)) for point in seen]
     sizes = {name: size for name, size in zip(names, opened(box), strict=True) if not isinstance(size, int)}
@@ -129,20 +149,45 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
             known[numbers] = padded(numbers, known) or fit(numbers, at, sizes)
         return known[numbers]
 
-    found = Pattern(box, *drawn(merge(programs, formula, ()), names))
-    for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
-        if point not in seen:
-            made = found.at(point)
-            try:
-                verify(made)
-            except AssertionError as why:
-                raise UndecidedError(str(why)) from why
-            try:
-                differ(made, program_at(point), ())
-            except UndecidedError:
-                if is_generic(point, box, fixed):
-                    raise
-    return found
+    return Pattern(box, *drawn(merge(programs, formula, ()), names))
+
+
+def _other(
+    found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt
+) -> tuple[Point, UndecidedError] | None:
+    """A point that was not seen whose program is another one, and how it differs; None if there is none."""
+    several = sum(len(size.all) > 1 for size in found.box) > 1
+    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED if several else COMPARED // 2))):
+        if point in seen:
+            continue
+        made, own = found.at(point), program_at(point)
+        try:
+            verify(made)
+        except AssertionError as why:
+            return point, UndecidedError(str(why))
+        try:
+            differ(made, own, ())
+        except UndecidedError as why:
+            if is_generic(point, found.box, fixed):
+                return point, why
+    return None
+
+
+def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
+    """The pattern with the forms that `offer` gives constants of its program at some sizes, if they are the same at all."""
+    tree, program = found.tree, found.at([size.low for size in found.box])
+    offered = offer(program)
+    same = [name for name in offered.forms if tree.constants.get(name) is program.constants[name]]
+    more = {name: offered.forms[name][len(program.forms.get(name, ())) :] for name in same}
+    names = {part for own in more.values() for form in own for part in form.tensors}
+    forms = {name: (*tree.forms.get(name, ()), *own) for name, own in more.items()}
+    whole = replace(
+        tree,
+        tensors={**tree.tensors, **{part: offered.tensors[part] for part in names}},
+        constants={**tree.constants, **{part: offered.constants[part] for part in names}},
+        forms={**tree.forms, **forms},
+    )
+    return replace(found, tree=whole)
 
 
 def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:

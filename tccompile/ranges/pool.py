@@ -22,7 +22,7 @@ from tccompile.ranges.box import Point, corners, ladder
 from tccompile.schedule.choose import Candidate, candidates, seen
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT = 0.015
+LEFT = 0.025
 """What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share."""
 
 TIMES = 2.5

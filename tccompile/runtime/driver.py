@@ -68,6 +68,12 @@ class Driver:
         name = "cuGraphAddDependencies_v2" if hasattr(self.api, "cuGraphAddDependencies_v2") else "cuGraphAddDependencies"
         getattr(self, name)(graph, before, [node] * len(before), [edge] * len(before), len(before))
 
+    def add_node(self, graph: Any, before: list[Any], params: Any) -> Any:
+        """A node of any kind, after others of a graph."""
+        if hasattr(self.api, "cuGraphAddNode_v2"):  # the bindings of CUDA 12, in which the other name takes no edges
+            return self.cuGraphAddNode_v2(graph, before, None, len(before), params)
+        return self.cuGraphAddNode(graph, before, None, len(before), params)
+
 
 @cache
 def driver() -> Driver:

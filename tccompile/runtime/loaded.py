@@ -9,12 +9,15 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError
+from tccompile.ir.loops import Body, bodies
+from tccompile.ir.memory import whereabouts
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Section, Step
 from tccompile.plan.formulas import computed
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory
 from tccompile.runtime.generations import native
 from tccompile.runtime.graph import LaunchGraph, launches
+from tccompile.runtime.loops import Placed
 from tccompile.runtime.maps import Encoder, MapTable
 from tccompile.runtime.resident import Resident, choices, offered, resident
 from tccompile.runtime.room import Room
@@ -61,7 +64,10 @@ class Loaded:
             self.table = table_of(device, self.encoded)
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
-            self.graph = LaunchGraph(device, self.section, functions, named, self.address, places, rooms, self._where)
+            loops = [self._placed(body) for body in bodies((family.highest if family else entry).program)]
+            self.graph = LaunchGraph(
+                device, self.section, functions, named, self.address, places, rooms, self._where, loops, family is None
+            )
 
     def _first_that_loads(
         self, sections: list[Section], target: str | None, family: Family | None
@@ -102,6 +108,11 @@ class Loaded:
             case "weights":
                 return self.resident.weight(a.name) + a.bytes
         raise AssertionError(f"an address in {a.space!r} is not fixed")
+
+    def _placed(self, body: Body) -> Placed:
+        """A loop, and where its flag lies."""
+        space, name, start = whereabouts(self.entry.program, self.section.offsets, body.going)
+        return Placed(body.first, body.last, body.most, self.address(Address(space, name, start)))
 
     def _where(self, step: Step, launch: PlacedLaunch) -> str:
         """A launch, for people."""

@@ -223,7 +223,7 @@ def share(work: Work, arch: Arch) -> float:
 def seen(op: Op, program: Program) -> Hashable:
     """All that kernels see of an op but its names: ops with equal ones have the same candidates."""
     forms = program.forms_of(op)
-    names = dict.fromkeys((*op.operands, op.y, *op.inputs, *(name for form in forms for name in form.tensors)))
+    names = dict.fromkeys((*op.operands, *op.results, *op.inputs, *(name for form in forms for name in form.tensors)))
     names |= dict.fromkeys(program.tensors[name].storage for name in [*names])
     numbers = {name: str(number) for number, name in enumerate(names)}
     tensors = (program.tensors[name] for name in names)
@@ -236,7 +236,8 @@ def seen(op: Op, program: Program) -> Hashable:
 def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
     """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none."""
     kernels = [k for k in KERNELS if isinstance(op, k.realises)]
-    refusals = {k.name: k.supports(op, program, arch) for k in kernels}
+    once = {k.name: "it stores one result" for k in kernels if op.also is not None and not k.stores_twice}
+    refusals = {k.name: once.get(k.name) or k.supports(op, program, arch) for k in kernels}
     found = [
         Candidate(k.cost(op, program, config, arch), k, config)
         for k in kernels
@@ -315,8 +316,10 @@ def _why_floats(op: Op, program: Program, arch: Arch, ranked: Sequence[Candidate
     """Why an op's integers are read as floats: how long the others would take, or else the rule that does not hold."""
     if own := [c.cost for c in ranked if c.kernel.reads_integers]:
         return f"that is estimated to take {min(own):.1f} µs"
-    kernels = [k for k in KERNELS if k.reads_integers and isinstance(op, k.realises)]
-    return str(next((k.supports(op, program, arch) for k in kernels), "no kernel reads them"))
+    refusals = [k.supports(op, program, arch) for k in KERNELS if k.reads_integers and isinstance(op, k.realises)]
+    if None in refusals:
+        return "other sizes of the range gain more by the code that reads floats"
+    return str(next(iter(refusals), "no kernel reads them"))
 
 
 def is_sparse(config: Config) -> bool:

@@ -116,7 +116,7 @@ def _apart(program: Program, works: Sequence[Work], areas: Sequence[Area]) -> li
     before = earlier(program)
     users: dict[str, int] = {}  # of each storage, the steps, as bits
     for i, op in enumerate(program.ops):
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
             users[owner] = users.get(owner, 0) | 1 << i | (1 << works[i].within if works[i].within >= 0 else 0)
     bits = [users[a.name] if a.name else 1 << a.first for a in areas]

@@ -239,6 +239,24 @@ def test_both_signs_and_every_result_by_wgmma(program: Program, bn: int) -> None
     check_sm90(program, {"bm": 64, "bn": bn, "split": 1})
 
 
+@thorough
+@pytest.mark.parametrize(("k", "y"), [(300, U8), (800, F16)])
+def test_teams_take_tiles_in_turn(k: int, y: DType) -> None:
+    """A block's three; of 800, more than a ring holds"""
+    config = {"bm": 128, "bn": 128, "split": 1, "teams": 2}
+    gives_exactly(gemm(260, 20, k, U8, I8, y), HOPPER[1], "sm_90a", config, partial(on_blocks, 1))
+
+
+def test_teams_are_for_several_tiles_of_bytes_without_a_residual() -> None:
+    def offered(program: Program) -> bool:
+        (op,) = program.ops
+        return any(c.get("teams") for c in HOPPER[isinstance(op, Gemm)].configs(op, program, ARCHS["sm_90a"]))
+
+    assert offered(gemm(4096, 3072, 256, y=U8)) and offered(gemm(4096, 3072, 256, y=F16))
+    assert not offered(gemm(512, 512, 256, y=U8))  # a tile for each block
+    assert not offered(with_residual(F16, F16, (8, 64, 64, 64), 512))
+
+
 IM2COL = {
     "3x3": partial(conv, (1, 16, 7, 6), 24, (3, 3), (I8, I8, I8), pads=(1, 1)),
     "3x3 of 144": partial(conv, (1, 144, 7, 6), 72, (3, 3), (U8, I8, U8), pads=(1, 1)),

@@ -183,6 +183,14 @@ def test_results_whose_innermost_axis_is_open():
     assert got.shape == (13,) and relative_error(got, x.sum(1)) < 1e-6
 
 
+def test_padding_that_only_some_sizes_have_is_filled_at_all():
+    n = Net(x=(np.float32, (3, "n")))
+    model = n.out(n("CumSum", "x", np.array(1))).model()
+    options = Options(archs=("sm_80",), precision="fp32", ranges={"n": Size("n", 2, 60)})
+    (pattern,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert len(to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())) < 8
+
+
 def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
     """A grid by the greatest sizes would be out of a smaller image's memory."""
     said = PoolKernel.work
