@@ -207,6 +207,8 @@ class Gemv:
     """What is under way at any time of a warp's turn."""
     tensor_cores: Rate
     """What a kernel with Tensor Cores reaches."""
+    widened: Rate
+    """The same of floats of 8 bits that become halves first."""
     across: Rate
     """More for rows that are read at once and lie apart, each time they are twice as many."""
     again: Rate
@@ -327,6 +329,10 @@ class GemmSm90:
     """To store as many bytes in boxes."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
+    byte_swapped_us: Rate
+    """As `byte_us`, with swapped operands."""
+    byte_swapped_load_us: Rate
+    """As `byte_load_us`, with swapped operands."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate

@@ -159,6 +159,7 @@ class _Range:
 
         Raises UndecidedError where none has.
         """
+        assert isinstance(choice.kernel, Kernel)  # ops of ranges are computed one by one
         try:
             return replace(choice, work=launches.of(number, direct, choice.kernel, choice.config))
         except UndecidedError as why:
