@@ -718,8 +718,8 @@ class Products:
 
 
 def _columns(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
-    """The map of weights in boxes of so many columns, whose results have a size. Those of bytes have another order: sums 2q and 2q + 1
-    of every 8 are a lane's, and those of four such groups become 8 neighbours, from 8q on."""
+    """The map of weights in boxes of so many columns, whose results have a size. Those of bytes have another order: sums 2q and
+    2q + 1 of every 8 are a lane's, and those of four such groups become 8 neighbours, from 8q on."""
     if size > 1:
         return replace(w, box=(deep, columns, 1), swizzle=row)
     (k, n, _), step = w.extents, w.strides[0]
