@@ -347,9 +347,7 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
             data[t.name] = pack_constant(t, evaluate(recipe, {}))
         elif t.dtype.is_float:
             fan_in = 1
-            if t.dtype in FLOAT8:
-                pass  # such numbers have a scale beside them; smaller ones would be subnormal, of fewer digits
-            elif isinstance(op, Conv) and name == op.w:
+            if isinstance(op, Conv) and name == op.w:
                 fan_in = math.prod(t.shape[1:])
             elif (isinstance(op, Gemm) and name == op.b) or (isinstance(op, Rnn) and name == op.r):
                 fan_in = t.shape[-1]
@@ -405,7 +403,15 @@ def _bytes() -> np.ndarray:
 
 def _random(t: Tensor, deviation: float) -> memoryview:
     """Random numbers as the bytes of a tensor's storage, made in the order in which they lie there; zeros in its padding."""
-    return _in_padding_zeros(t, np.resize(to_storage(_normal() * np.float32(deviation), t.dtype), t.span))
+    numbers = _of_8_bits(t.dtype) if t.dtype in FLOAT8 else to_storage(_normal() * np.float32(deviation), t.dtype)
+    return _in_padding_zeros(t, np.resize(numbers, t.span))
+
+
+@cache
+def _of_8_bits(dtype: DType) -> np.ndarray:
+    """As many random floats of 8 bits, which take a while to make. Such numbers have a scale beside them; smaller ones would be
+    subnormal, of fewer digits."""
+    return to_storage(_normal(), dtype)
 
 
 def _in_padding_zeros(t: Tensor, values: np.ndarray) -> memoryview:

@@ -73,8 +73,8 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         [("Gather", "t i", "g"), ("Add", "a g", "a_")], {"a": ONE}, t=np.float32([[1], [2], [4], [8]])
     ),
     "until it is large": lambda: looped(
-        [("Add", "a x", "a_"), ("ReduceMax", "a_", "m", {"keepdims": 0}), ("Less", "m limit", "d")],
-        {"a": ONE}, ("m",), "d", limit=np.float32(6),
+        [("Add", "a x", "a_"), ("ReduceMax", "a_", "turn", {"keepdims": 0}), ("Less", "turn more", "going")],
+        {"a": ONE}, ("turn",), "going", more=np.float32(6),
     ),
     "a product": lambda: looped([("MatMul", "a w", "p"), ("Tanh", "p", "a_")], {"a": ONE}, ("p",), w=np.eye(4, dtype=np.float32)),
 }  # fmt: skip
@@ -135,6 +135,16 @@ def test_iterations_that_do_not_depend_on_each_other_are_unrolled() -> None:
     often = {"n": array(3).reshape(()), "go": np.array(True)}
     m = model([("Loop", "n go", "r_all", {"body": body})], [value("x", shape=(3, 4))], [value("r_all")], often)
     assert not any(isinstance(op, Carry) for op in without_code(m).entries[0].program.ops)
+
+
+def test_nothing_is_read_at_a_place_that_there_is_not_if_no_iteration_takes_place() -> None:
+    m = looped([("Gather", "x n", "g"), ("Add", "a g", "a_")], {"a": ONE})
+    session, _ = run(m)
+    feeds = {"x": np.ones((3, 4), np.float32), "a_0": np.zeros((3, 4), np.float32)}
+    for n, go, result in ((2, True, 2), (50, False, 0), (0, True, 0)):
+        assert session.run(None, {**feeds, "n": array(n).reshape(()), "go": np.array(go)})[0].max() == result
+    with pytest.raises(InputError, match="50"):
+        session.run(None, {**feeds, "n": array(50).reshape(()), "go": np.array(True)})
 
 
 def test_a_check_takes_limits() -> None:

@@ -210,7 +210,7 @@ class Boxes(Results):
 
         def put_box(number: int) -> Any:
             """The box of these columns, and its way to memory."""
-            spans_of_box = _all_of([put_span(number * spans + i) for i in range(spans)])
+            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
 
             @inline
             def put(acc, own, at, where, lane, turn, e):
@@ -272,11 +272,11 @@ class Boxes(Results):
             self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
 
 
-def _all_of(steps: Sequence[Any]) -> Any:
+def all_of(steps: Sequence[Any]) -> Any:
     """The device function that calls all of these of (acc, at, c, e), without a loop."""
     if len(steps) == 1:
         return steps[0]
-    first, rest = steps[0], _all_of(steps[1:])
+    first, rest = steps[0], all_of(steps[1:])
 
     @inline
     def every(acc, at, c, e):

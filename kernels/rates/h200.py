@@ -133,6 +133,7 @@ H200 = Rates(
         start_us=Rate(1.1, "µs", GEMV, "2026-11-22"),
         under_way=Rate(0.55, "of the loads", GEMV, "2026-11-22"),
         tensor_cores=Rate(0.95, "of the bandwidth", GEMV, "2026-11-22"),
+        widened=Rate(0.92, "of the bandwidth", "512 and 1024 columns by K of 500,000 on an H200", "2026-11-26"),
         across=Rate(0.015, "of the time", GEMV, "2026-11-22"),
         again=Rate(6e3, "bytes/µs for each GB/s", GEMV, "2026-11-21"),
         part=Rate(150e3, "bytes/µs", GEMV, "2026-11-21"),

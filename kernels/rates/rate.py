@@ -209,6 +209,8 @@ class Gemv:
     """What is under way at any time of a warp's turn."""
     tensor_cores: Rate
     """What a kernel with Tensor Cores reaches."""
+    widened: Rate
+    """The same of floats of 8 bits that become halves first."""
     across: Rate
     """More for rows that are read at once and lie apart, each time they are twice as many."""
     again: Rate

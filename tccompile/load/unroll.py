@@ -24,15 +24,12 @@ from tccompile.load import repeat, sizes
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
-from tccompile.load.repeat import LONG, LONG_COUNTED, Repeated, Repeater, tried
+from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
-
-INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
 
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
@@ -243,8 +240,8 @@ class Unroller:
             self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
-            f.set_constant(f"{loop.prefix}/true", literal("", True))
-            inputs = [loop.turn, f"{loop.prefix}/true", *loop.carried]
+            f.set_constant(f"{loop.prefix}#true", literal("", True))
+            inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
             names = dict(zip((v.name for v in body.input), inputs, strict=True))
             self.repeating = True
             Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
