@@ -62,6 +62,7 @@ H200 = Rates(
         copying=Rate(1.33, "cycles", CONV_HALO, "2026-11-23"),
         beyond=Rate(3.6, "cycles", CONV_HALO, "2026-11-23"),
         storing=Rate(12, "cycles", CONV_HALO, "2026-11-23"),
+        storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),

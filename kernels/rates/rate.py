@@ -51,6 +51,8 @@ class ConvHalo:
     """More for a pixel of a box that reaches beyond the channels."""
     storing: Rate
     """Threads' time to store 64 pixels of an output channel, and for each tensor that is read by pixel."""
+    storing_bytes: Rate
+    """What boxes of as many bytes take beyond what others multiply meanwhile."""
     shuffling: Rate
     """The same where the results lie apart."""
     weights: Rate
