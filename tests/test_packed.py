@@ -32,8 +32,9 @@ from tccompile.kernels.gemv_packed import GemvPacked, GemvPackedMma
 from tccompile.load.model import in_memory, read
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Told, quiet, to_patterns, to_program, without_code
-from tccompile.plan.format import Plan, fill, from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
 from tccompile.plan.formulas import computed, drawn, filler
+from tccompile.plan.weights import fill
 from tccompile.ranges.box import opened
 from tccompile.refit.plan import refitted
 from tccompile.schedule.choose import choose

@@ -25,7 +25,7 @@ from tccompile.ir.weights import Literal, transform
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.precision import ranges
 from tccompile.precision.channels import powers_of
 from tccompile.precision.formats import _Choice, _scaled, precision

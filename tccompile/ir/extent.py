@@ -94,6 +94,11 @@ def deciding(made: Decisions) -> Iterator[None]:
         decisions.reset(token)
 
 
+def not_alike() -> bool:
+    """Whether programs are made that need not be alike for several sizes."""
+    return decisions.get() is None
+
+
 def worth(what: str, here: bool) -> bool:
     """Whether something is done that is only faster, or slower, at some sizes: as it is `here`, or was decided for other sizes.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.expr import ACC, Epilogue, Expr, Range, View, call, coord, quotient, remainder
+from tccompile.ir.expr import ACC, Epilogue, Expr, Range, View, always_inside, call, coord, quotient, remainder
 from tccompile.ir.ops import Conv
 from tccompile.ir.weights import transform
 from tccompile.load.constants import recipe_of
@@ -68,8 +68,7 @@ def _volume(
     image, at = quotient(coord(0), out, shape), remainder(coord(0), out, shape)
     group, tap = quotient(coord(1), taps * share, shape), remainder(quotient(coord(1), share, shape), taps, shape)
     frame = at * win.strides[0] + tap * win.dilations[0] - win.pads[0]
-    low, high = frame.bounds(shape)
-    inside = () if low >= 0 and high < depth else (Range(frame, 0, depth),)
+    inside = () if always_inside(frame, 0, depth, shape) else (Range(frame, 0, depth),)
     channel = group * share + remainder(coord(1), share, shape)
     frames = b.new(f"{z.name}.frames", shape, order=IMAGE[4])
     b.copy(View(x.name, (image, channel, frame, coord(2), coord(3)), inside), frames)

@@ -22,6 +22,7 @@ from tccompile.ir.expr import (
     Index,
     Range,
     View,
+    always_inside,
     call,
     cast,
     constant,
@@ -298,8 +299,7 @@ def _part(b: Builder, t: gs.Tensor, shape: Shape, terms: int, index: Callable[[I
     at = index(term)
     inside = [Range(term, 0, terms)] if shape[0] * shape[3] > terms else []
     for i, n in zip(at, x.shape, strict=True):
-        low, high = i.bounds(shape)
-        if i != term and (low < 0 or high >= n):
+        if i != term and not always_inside(i, 0, n, shape):
             inside.append(Range(i, 0, n))
     return b.copy(View(x.name, at, tuple(inside)), b.new(f"{t.name}/parts", shape, order=(0, 1, 2, 3)))
 

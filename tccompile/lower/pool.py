@@ -14,6 +14,7 @@ from tccompile.ir.expr import (
     Index,
     Range,
     View,
+    always_inside,
     call,
     cast,
     const,
@@ -66,7 +67,7 @@ def _places(node: gs.Node, b: Builder, x: Tensor, win: Window) -> None:
     for place in reversed(list(np.ndindex(*win.size))):  # the first comes last, so that it wins
         moves = [i * d for i, d in zip(place, win.dilations, strict=True)]
         at = [coord(2 + a) * s - p + m for a, (s, p, m) in enumerate(zip(win.strides, win.pads, moves, strict=True))]
-        valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape[2:], strict=True) if not _within(i, n, y.shape))
+        valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape[2:], strict=True) if not always_inside(i, 0, n, y.shape))
         value = reads.view(View(x.name, (coord(0), coord(1), *at), valid, -math.inf))
         here = const(sum(m * s for m, s in zip(moves, spans[2:], strict=True)), DType.I64)
         offset = call("where", call("equal", value, largest), here, offset)
@@ -76,11 +77,6 @@ def _places(node: gs.Node, b: Builder, x: Tensor, win: Window) -> None:
         table = b.literal(f"{places.name}.start{axis}", first.astype(np.int64))
         offset = call("add", offset, reads.view(View(table.name, (coord(axis),))))
     b.compute(b.result(places, IMAGE[x.rank]), offset, reads)
-
-
-def _within(index: Index, extent: int, shape: Shape) -> bool:
-    low, high = index.bounds(shape)
-    return low >= 0 and high < extent
 
 
 def strides_of(shape: Shape) -> tuple[int, ...]:
@@ -98,7 +94,7 @@ def max_unpool(node: gs.Node, b: Builder) -> None:
     shape, found = shape_of(y), b.value(places)
     reads = Reads(b, shape)
     at = [coord(0), coord(1), *(quotient(coord(2 + a), k, shape) for a, k in enumerate(size))]
-    valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape, strict=True) if not _within(i, n, shape))
+    valid = tuple(Range(i, 0, n) for i, n in zip(at, x.shape, strict=True) if not always_inside(i, 0, n, shape))
     value, place = reads.view(View(x.name, tuple(at), valid)), reads.view(View(found.name, tuple(at), valid, -1))
     here: Expr = const(0, DType.I64)
     for axis, step in enumerate(strides_of(shape)):

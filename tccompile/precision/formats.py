@@ -44,6 +44,7 @@ from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Places, Pointwise, Pool, Reduce, Resize, Suppress, Trees
+from tccompile.ir.ops.carry import Carry
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
@@ -111,6 +112,8 @@ def precision(
     for i, op in enumerate(program.ops):
         if isinstance(op, Custom) and (op.floats == "float32" or mode == "bf16"):
             choice.keep(i, f"fp32: {op.operator} takes it so")
+        elif isinstance(op, Carry):  # rounded again in each iteration, it would drift
+            choice.keep(i, f"fp32: {op.loop!r} carries it")
     for i, reason in raised.items():
         choice.keep(i, reason)
     choice.read_in_full()

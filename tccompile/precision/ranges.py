@@ -36,6 +36,9 @@ USUAL = 4
 STEP, TOO_MANY_STEPS = 1 << 10, 1 << 15
 """Elements that a time step of a recurrent layer counts as, beside its own; and so many steps are not run through."""
 
+TURNS = 16
+"""Iterations of a loop that are looked at."""
+
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
 
@@ -106,7 +109,7 @@ def activations(
 
     with np.errstate(all="ignore"):
         for feeds in runs:
-            evaluate(program, feeds, sources, watch)
+            evaluate(program, feeds, sources, watch, turns=TURNS)
         for owner, need in sensitivity.needs().items():
             found[owner].need = need
         for owner, share in sensitivity.shares().items():

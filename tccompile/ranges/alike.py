@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,13 +22,16 @@ from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves,
 from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
-"""Programs at sizes at random that a formula is held to, besides those at corners."""
+"""Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
 
 FAR = 2
 """Points besides that differ from the first one in several sizes: a product of sums is a sum where only one of them changes."""
+
+AGAIN = 4
+"""How often formulas are found at most, each time by one more point, where those of before did not hold."""
 
 BOXES = 24
 """Parts of a range that are made at most."""
@@ -63,9 +66,23 @@ def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> lis
     program_of  gives what makes programs in a part, alike in what they decide by sizes
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
-    todo, done = [(part, Decisions()) for part in without_ones(box)], list[Pattern]()
+    made: list[Decisions] = []
+    try:
+        return _parts_of(box, program_of, made, everywhere=False)
+    except UnsupportedError:
+        if not any(decided.differs and not decided.everywhere for decided in made):
+            raise
+    return _parts_of(box, program_of, made, everywhere=True)
+
+
+def _parts_of(
+    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], made: list[Decisions], everywhere: bool
+) -> list[Pattern]:
+    """The parts, whose decisions are added to those `made`; `everywhere`: what is possible at some sizes only is done nowhere."""
+    todo, done = [(part, Decisions(everywhere=everywhere)) for part in without_ones(box)], list[Pattern]()
     while todo:
         part, decided = todo.pop(0)
+        made.append(decided)
         program_at = _settled(partial(program_of, part, decided))
         try:
             done.append(_settled(partial(pattern, part, program_at)))
@@ -83,7 +100,7 @@ def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> lis
                     f"the model does not do the same at all sizes of the range ({told}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
-            todo[:0] = [(half, Decisions()) for half in parts]
+            todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
     return done
 
 
@@ -105,7 +122,7 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
     for number, size in enumerate(last):
         one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
         try:
-            if len(size.all) > 1:
+            if len(size.all) > ALONE:
                 _settled(partial(pattern, one, program_at))
         except UndecidedError:
             return True
@@ -114,11 +131,28 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
 
 def pattern(box: Box, program_at: ProgramAt) -> Pattern:
     """The program for all sizes of a box. Raises UndecidedError, which names the place, if there is none."""
-    names = [size.name for size in box]
     if count(box) == 1:
         return Pattern(box, (), program_at(tuple(size.low for size in box)))
+    program_at = cache(program_at)
     fixed = fixed_of(box, program_at)
     seen = star(box, fixed)
+    wrong: UndecidedError | None = None
+    for _ in range(AGAIN):
+        try:
+            found = _laid_over(box, seen, program_at)
+        except UndecidedError as why:
+            raise (why if wrong is None or isinstance(why, ChangedError) else wrong) from why
+        if (other := _other(found, seen, fixed, program_at)) is None:
+            return found
+        point, wrong = other
+        seen = [*seen[:-1], point, seen[-1]]
+    assert wrong is not None
+    raise wrong
+
+
+def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Pattern:
+    """The program with formulas that hold at some points."""
+    names = [size.name for size in box]
     programs = [program_at(point) for point in seen]
     at = [dict(zip(names, point, strict=True)) for point in seen]
     sizes = {name: size for name, size in zip(names, opened(box), strict=True) if not isinstance(size, int)}
@@ -129,20 +163,28 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
             known[numbers] = padded(numbers, known) or fit(numbers, at, sizes)
         return known[numbers]
 
-    found = Pattern(box, *drawn(merge(programs, formula, ()), names))
-    for point in dict.fromkeys((*corners(box), *scattered(box, COMPARED))):
-        if point not in seen:
-            made = found.at(point)
-            try:
-                verify(made)
-            except AssertionError as why:
-                raise UndecidedError(str(why)) from why
-            try:
-                differ(made, program_at(point), ())
-            except UndecidedError:
-                if is_generic(point, box, fixed):
-                    raise
-    return found
+    return Pattern(box, *drawn(merge(programs, formula, ()), names))
+
+
+def _other(
+    found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt
+) -> tuple[Point, UndecidedError] | None:
+    """A point that was not seen whose program is another one, and how it differs; None if there is none."""
+    several = sum(len(size.all) > 1 for size in found.box) > 1
+    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED if several else COMPARED // 2))):
+        if point in seen:
+            continue
+        made, own = found.at(point), program_at(point)
+        try:
+            verify(made)
+        except AssertionError as why:
+            return point, UndecidedError(str(why))
+        try:
+            differ(made, own, ())
+        except UndecidedError as why:
+            if is_generic(point, found.box, fixed) or not _same_shapes(made, own):
+                return point, why
+    return None
 
 
 def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
@@ -160,6 +202,13 @@ def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
         forms={**tree.forms, **forms},
     )
     return replace(found, tree=whole)
+
+
+def _same_shapes(a: Program, b: Program) -> bool:
+    """Whether outputs have the same shapes, and so have all other tensors of one name that have as many axes."""
+    both = [(a.tensors[name].shape, b.tensors[name].shape) for name in a.tensors.keys() & b.tensors.keys()]
+    named = all(a.tensors[x].shape == b.tensors[y].shape for x, y in zip(a.outputs, b.outputs, strict=True))
+    return named and all(one == other for one, other in both if len(one) == len(other))
 
 
 def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:
@@ -275,6 +324,8 @@ def _of_parts(like: Any, parts: dict[Any, Any]) -> Any:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
+        if not a.size and not b.size:
+            return a.dtype == b.dtype and a.ndim == b.ndim  # whatever the extents are that the tensor has
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     return bool(a == b) or (a != a and b != b)
 

@@ -56,10 +56,11 @@ def traced(load: Callable[[], gs.Graph], to_program: Callable[[gs.Graph], Progra
 
 
 def _points(box: Box) -> list[Point]:
-    """Sizes by which is decided what is computed: near the least ones, between, and the greatest ones, which come last."""
+    """Sizes by which is decided what is computed: near the least ones, of either parity, since what is made even may be so
+    already; one between; and the greatest ones, which come last."""
     part = without_ones(box)[-1]
-    near = tuple(size.all[min(1 + i, len(size.all) - 1)] for i, size in enumerate(part))
-    return list(dict.fromkeys((near, *scattered(part, 2), tuple(size.all[-1] for size in part))))
+    near = [tuple(size.all[min(k + i, len(size.all) - 1)] for i, size in enumerate(part)) for k in (1, 2)]
+    return list(dict.fromkeys((*near, *scattered(part, 1), tuple(size.all[-1] for size in part))))
 
 
 def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np.ndarray]) -> frozenset[str]:
