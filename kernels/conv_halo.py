@@ -559,7 +559,7 @@ def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
         (slot, parity), turn, leads = ring.reader(), i32(0), (tid & 127) == 0
-        own = results.own(thread, first)
+        own = results.own(thread, first, e)
         tile = i32(tile + group * stride)
         while tile < order[0]:
             image, row, column = place(tile, order)

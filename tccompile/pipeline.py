@@ -44,6 +44,7 @@ from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
+from tccompile.fuse.twice import store_twice
 from tccompile.ir.extent import Decisions, deciding
 from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program, verify
@@ -425,7 +426,7 @@ def to_program(
     verify(program)
     dump.program(4, "precision", program)
 
-    program = lay_out(program)  # what it pads to depends on the formats
+    program = store_twice(lay_out(program))  # what it pads to depends on the formats
     verify(program)
     dump.program(5, "layout", program)
     if told is not None:
@@ -469,7 +470,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point))))))
+                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)

@@ -1140,6 +1140,23 @@ def test_what_takes_too_long_in_a_batch_is_calibrated_one_by_one(tmp_path: Path,
         calibrated(opened, options)
 
 
+@pytest.mark.parametrize("max_error", [None, 2e-2])
+def test_a_model_of_large_images_is_calibrated_with_smaller_ones(
+    max_error: float | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Whatever size it is exported for; where its own may be run, smaller images are a mistake."""
+    data = saved(residual(6), tmp_path / "d.npz")
+    opened = read(residual(12).model())
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, max_error=max_error)
+    with pytest.raises(InputError, match="the arrays fit the inputs' shapes neither alone nor in a row: 'x' \\(1, 32, 12, 12\\)"):
+        calibrated(opened, options)
+    monkeypatch.setattr(ranges, "TOO_MANY", 10000)
+    found = calibrated(opened, options)
+    assert found.runs == 4 and {*found.floats.values()} == {"bytes are estimated to be no faster"}
+    program = to_program(opened, {}, options, Dump(None), calibration=found)
+    assert program.tensors["x"].shape == (1, 32, 12, 12)
+
+
 @pytest.mark.parametrize(("quantize", "data"), [(None, False), (None, True), ("int8", True)])
 def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
     quantize: str | None, data: bool, tmp_path: Path, monkeypatch: Any

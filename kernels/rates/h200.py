@@ -132,6 +132,7 @@ H200 = Rates(
         start_us=Rate(1.1, "µs", GEMV, "2026-11-22"),
         under_way=Rate(0.55, "of the loads", GEMV, "2026-11-22"),
         tensor_cores=Rate(0.95, "of the bandwidth", GEMV, "2026-11-22"),
+        widened=Rate(0.92, "of the bandwidth", "512 and 1024 columns by K of 500,000 on an H200", "2026-11-26"),
         across=Rate(0.015, "of the time", GEMV, "2026-11-22"),
         again=Rate(6e3, "bytes/µs for each GB/s", GEMV, "2026-11-21"),
         part=Rate(150e3, "bytes/µs", GEMV, "2026-11-21"),
@@ -150,6 +151,7 @@ H200 = Rates(
     ),
     gemm_mma=GemmMma(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
+        sparse=Rate(1.4, "times as fast", UNKNOWN, "2026-11-26"),
         few_streams=Rate(
             0.9, "of the time", "0.83 to 0.9 in three products of 16 rows and weights of 0.2 to 1 GB on an H200", "2026-11-22"
         ),
@@ -200,6 +202,8 @@ H200 = Rates(
         box_swapped_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
+        byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
+        byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
         split_us=Rate(0.48, "µs", GEMM_SM90, "2026-11-25"),
         split_sums_us=Rate(0.36, "µs", GEMM_SM90, "2026-11-25"),
         split_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
@@ -221,7 +225,7 @@ H200 = Rates(
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
-        coarse_gelu=Rate(16, "instructions", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
+        coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
@@ -324,6 +328,7 @@ H200 = Rates(
     ),
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
+        tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),

@@ -207,6 +207,8 @@ class Gemv:
     """What is under way at any time of a warp's turn."""
     tensor_cores: Rate
     """What a kernel with Tensor Cores reaches."""
+    widened: Rate
+    """The same of floats of 8 bits that become halves first."""
     across: Rate
     """More for rows that are read at once and lie apart, each time they are twice as many."""
     again: Rate
@@ -247,6 +249,8 @@ class GemmMma:
 
     latency_us: Rate
     """From a copy's begin to its end where memory is busy."""
+    sparse: Rate
+    """By how much 2:4 weights are multiplied faster."""
     few_streams: Rate
     """A large product's where splits of K give a multiprocessor two blocks or less: more read memory more slowly."""
     tiles: Table[tuple[float, float]]
@@ -325,6 +329,10 @@ class GemmSm90:
     """To store as many bytes in boxes."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
+    byte_swapped_us: Rate
+    """As `byte_us`, with swapped operands."""
+    byte_swapped_load_us: Rate
+    """As `byte_load_us`, with swapped operands."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate
@@ -591,6 +599,8 @@ class Pool:
 
     tap: Rate
     """A tap of a lane."""
+    tap_of_bytes: Rate
+    """The same where the bytes of a word are compared."""
     wait_us: Rate
     """A row of the window, which is waited for in turn."""
     at_once: Rate

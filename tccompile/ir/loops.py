@@ -127,8 +127,8 @@ def _reads(program: Program) -> list[list[int]]:
     over = {op.y: i for i, op in enumerate(program.ops) if isinstance(op, Carry) and op.stays}
     writers: dict[str, list[int]] = {}
     for i, op in enumerate(program.ops):
-        if op.y not in over:
-            writers.setdefault(tensors[op.y].storage, []).append(i)
+        for name in op.results if op.y not in over else ():
+            writers.setdefault(tensors[name].storage, []).append(i)
     out = []
     for i, op in enumerate(program.ops):
         read = [k for name in op.inputs for k in ([over[name]] if name in over else writers.get(tensors[name].storage, ()))]
@@ -200,7 +200,7 @@ def _verify_reads(program: Program, found: Collection[Body], over: Mapping[str, 
     home: dict[str, Body] = {}
     for i, op in enumerate(program.ops):
         if not (isinstance(op, Carry) and op.stays):
-            home.update((tensors[op.y].storage, body) for body in found if i in body)
+            home.update((tensors[name].storage, body) for name in op.results for body in found if i in body)
     left = {op.y for op in program.ops if isinstance(op, Carry) and op.stays}
     for i, op in enumerate(program.ops):
         for name in op.inputs:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.evaluate import evaluate_expr
+from tccompile.ir.expr import identity_view
 from tccompile.ir.loops import bodies, in_turn
 from tccompile.ir.ops import Carry, Op
 from tccompile.ir.program import Program
@@ -39,6 +40,12 @@ def finish(op: Op, program: Program, values: Mapping[str, np.ndarray], acc: np.n
         n, c, p, q = shape
         out = out.reshape(n, b, b, c // (b * b), p, q).transpose(0, 3, 4, 1, 5, 2)  # (N, C, P, i, Q, j)
     return out.reshape(program.tensors[op.y].shape)
+
+
+def beside(op: Op, program: Program, y: np.ndarray) -> np.ndarray:
+    """What `op` writes as a second result, from what the first one holds, in its storage type or its compute type."""
+    assert op.also is not None
+    return evaluate_expr(op.also.expr, (identity_view(op.y, y.ndim),), {op.y: _typed(y, program, op.y)}, y.shape)
 
 
 def _typed(values: np.ndarray, program: Program, name: str) -> np.ndarray:
@@ -78,7 +85,7 @@ def evaluate(
     turns    how often bodies of loops run at most, if that is less than the program says
     """
     tensors = program.tensors
-    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
+    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, *op.results)}
     last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
     for body in bodies(program):
         own = program.ops[body.first : body.last + 1]
@@ -119,6 +126,8 @@ def evaluate(
         values = finish(op, program, read, acc)
         watch(op, read, acc, values)
         put(op.y, values)
+        if op.also is not None:
+            put(op.also.y, beside(op, program, get(op.y)))
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]
     return {name: get(name).copy() for name in program.outputs}

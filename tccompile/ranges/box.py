@@ -85,6 +85,11 @@ def ladder(box: Box) -> list[Point]:
     return list(dict.fromkeys(out))
 
 
+def spread(box: Box) -> float:
+    """How far a box reaches: how often sizes double in it, in all, and half a time more."""
+    return 0.5 + sum(math.log2(size.all[-1] / max(size.low, 0.5)) for size in box)
+
+
 def halves(box: Box) -> tuple[Box, Box] | None:
     """The box divided where a size has about doubled, of the size whose ends are furthest apart; None if it is one point."""
     number = max(range(len(box)), key=lambda i: box[i].all[-1] / max(box[i].low, 0.5))

@@ -31,6 +31,9 @@ TIMES = 2.5
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
 
+ALIGNED = 8
+"""Elements of which kernels read rows at once, where rows are multiples of that."""
+
 Codes = frozenset[Code]
 
 Key = tuple[str, str]
@@ -154,8 +157,11 @@ class Pool:
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
-    """The points by which the codes are chosen."""
-    return list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
+    covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
+    return found if covered else [*found, odd]
 
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:

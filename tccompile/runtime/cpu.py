@@ -20,7 +20,7 @@ from tccompile.errors import DeviceError, InputError, LaunchError, VerificationE
 from tccompile.ir.loops import in_turn
 from tccompile.ir.ops import Custom, Op
 from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
-from tccompile.ir.reference import Observer, compute, unobserved
+from tccompile.ir.reference import Observer, beside, compute, unobserved
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.file import Plan
@@ -218,6 +218,9 @@ class CpuEngine:
                 check_finite(op, y, stored, partial(np.asarray, values), self.program.storage.get(y.storage))
             self.observe(op.y, stored)
             store(memory[y.storage], y, stored)
+            if op.also is not None:
+                second = tensors[op.also.y]
+                store(memory[second.storage], second, to_storage(beside(op, self.program, stored), second.dtype))
             times[i] += (perf_counter() - begin) * 1e6
         return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
 

@@ -87,8 +87,10 @@ def _elsewhere(
 ) -> tuple[gs.Graph, Sequence[Mapping[str, np.ndarray]], bool] | None:
     """The graph at other shapes than the program's, where running it does not take too long; inputs, and whether they are the
     user's."""
-    if options.calibrate is not None and (found := at_own_shapes(opened, read_arrays(options.calibrate, program.inputs))):
-        return *found, True
+    if options.calibrate is not None:
+        arrays = read_arrays(options.calibrate, program.inputs)
+        if found := at_own_shapes(opened, arrays, other_sizes=True):
+            return *found, True
     with suppress(TccompileError):
         graph = rewrite(load(*smaller(opened, program)))
         if not why_too_long(small := lower(graph)):

@@ -43,15 +43,14 @@ def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
     model = half(skeleton(base.removesuffix(".fp16"))) if base.endswith(".fp16") else skeleton(base)
     if not batch:
         return model, SHAPES.get(base, {})
-    (x,) = model.graph.input
-    dims = x.type.tensor_type.shape.dim
-    if dims[0].dim_value:
+    dims = {x.name: x.type.tensor_type.shape.dim for x in model.graph.input}
+    if any(first.dim_value for first, *_ in dims.values()):
         open_batch(model)
-    return model, {x.name: (int(batch), *(d.dim_value for d in dims[1:]))}
+    return model, {name: (int(batch), *(d.dim_value for d in rest)) for name, (_, *rest) in dims.items()}
 
 
 def open_batch(model: onnx.ModelProto) -> None:
-    """Leave the batch of a model of one input open that was exported for a batch of 1."""
+    """Leave the batch of a model open that was exported for a batch of 1."""
     graph, constants = model.graph, {t.name: t for t in model.graph.initializer}
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "N"
