@@ -226,7 +226,7 @@ class Unroller:
         """Takes what a loop only puts rows behind, beginning with none, as rows that iterations give: True if there was some."""
         f, body = self.folder, _graph(node, "body")
         carried = [f.resolved(x) for x in node.input[2:]]
-        tensors = [k for k, x in enumerate(carried) if x not in f.sequences and x not in f.absent]
+        tensors = [k for k, x in enumerate(carried) if x and x not in f.sequences and x not in f.absent]
         empty = [k for k in tensors if f.type_of(carried[k], node).shape[:1] == (0,)]
         found = {k: rows for k in empty if (rows := appended(body, k)) is not None}
         if not found:
