@@ -681,6 +681,8 @@ class PairSm90:
     """A multiprocessor's for as much, of bytes, whose instructions it issues."""
     halves_us: Rate
     """The same of halves."""
+    made: Rate
+    """More of it where what is added to results is made, too."""
 
 
 @dataclass(frozen=True)
