@@ -177,15 +177,16 @@ class Tile:
 
     @property
     def ahead(self) -> int:
-        """Tiles that have room in such a place: two where what is added takes little of it."""
-        return 2 if self.added and self.result < RESULT and not self.swapped else 1
+        """Tiles that have room in such a place: two where results take little of it: what is added comes a tile ahead, and a
+        swapped warpgroup's box is filled while the one before is stored."""
+        return 2 if self.result < RESULT and (self.added or self.paired) else 1
 
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
         boxes = self.ahead * self.bn // self.columns if self.added else BOXES
         if self.swapped:
-            boxes = min(self.bm // self.piece, PIECES)
+            boxes = self.ahead * min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property

@@ -51,6 +51,8 @@ class ConvHalo:
     """More for a pixel of a box that reaches beyond the channels."""
     storing: Rate
     """Threads' time to store 64 pixels of an output channel, and for each tensor that is read by pixel."""
+    storing_bytes: Rate
+    """What boxes of as many bytes take beyond what others multiply meanwhile."""
     shuffling: Rate
     """The same where the results lie apart."""
     weights: Rate
@@ -373,6 +375,8 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    teams: Rate
+    """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
     coarse_gelu: Rate
