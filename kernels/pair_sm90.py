@@ -566,11 +566,9 @@ class PairSm90(Joint):
     def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
         found = described(ops, program)
         assert isinstance(found, Products)
-        for groups, slots, ahead in product((4, 3, 2), (3, 4, 2), (2, 1)):
-            for parts in (2, 1):
-                t = found.tile({"groups": groups, "slots": slots, "ahead": ahead, "parts": parts})
-                if t.per // parts % SPAN == 0 and t.layout.smem <= arch.smem_block and t.registers * t.threads <= 65536:
-                    yield {"groups": groups, "slots": slots, "ahead": ahead, "parts": parts}
+        for slots, groups in product((3, 2), (4, 3, 2)):
+            ways = ({"groups": groups, "slots": slots, "ahead": ahead, "parts": 2 if groups == 4 else 1} for ahead in (2, 1))
+            yield from [c for c in ways if _fits(found.tile(c), arch)][:1]
 
     def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float:
         found = described(ops, program)
@@ -579,10 +577,10 @@ class PairSm90(Joint):
         moved = sum(traffic_us(op, program, arch) for op in ops)
         moved -= memory_us([program.tensors[ops[-2].y]] + [program.tensors[op.y] for op in ops[:-2]] * 2, arch)
         turns = ceil_div(hint(found.tiles), t.groups * arch.sms)
-        boxes = t.chunks * (1 + own.made * bool(t.made)) + t.columns * t.result / ROW
-        busy = t.groups * (own.bytes_us if BITS[t.second[0]] == 8 else own.halves_us)
+        results = (t.chunks * t.per * (1 + own.made * bool(t.made)) + t.columns) / ROWS
         weights = (t.layout["x"] - t.layout["w"]) / own.weights
-        return own.start_us + weights + max(turns * boxes * max(own.alone_us, busy), moved)
+        computing = turns * results * max(own.alone_us, t.groups * own.results_us)
+        return own.start_us + weights + max(computing, moved)
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         found = described(ops, program)
@@ -600,6 +598,11 @@ class PairSm90(Joint):
 
     def build(self, arch: Arch, **params: Any) -> Function:
         return _function(Tile(**{field.name: params[field.name] for field in fields(Tile)}), params["epilogues"])
+
+
+def _fits(t: Tile, arch: Arch) -> bool:
+    """Whether a multiprocessor has the shared memory and the registers."""
+    return t.per // t.parts % SPAN == 0 and t.layout.smem <= arch.smem_block and t.registers * t.threads <= 65536
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def schedule(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     known: dict[Hashable, list[Candidate]] | None = None,
-    joins: bool = False,
+    joins: bool = True,
 ) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
 
