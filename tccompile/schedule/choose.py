@@ -148,7 +148,7 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
     return found
 
 
-DOUBTED = 0.97
+DOUBTED = 0.955
 """Of the time of ops one by one, what one launch may be estimated to take to be taken in their place."""
 
 
