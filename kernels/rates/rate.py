@@ -680,11 +680,11 @@ class PairSm90:
     weights: Rate
     """Weights that come to each multiprocessor."""
     alone_us: Rate
-    """A warpgroup's time for 64 rows by 128 bytes of results, where it has a multiprocessor alone."""
-    bytes_us: Rate
-    """A multiprocessor's for as much, of bytes, whose instructions it issues."""
-    halves_us: Rate
-    """The same of halves."""
+    """A warpgroup's time for 64 by 64 results, where few others share its multiprocessor."""
+    results_us: Rate
+    """A multiprocessor's for as many."""
+    made: Rate
+    """More of it where what is added to results is made, too."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class _Range:
         if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
             raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
         alike = {seen(op, program): list(own) for op, own in zip(program.ops, shared, strict=True)}
-        choices = schedule(program, self.arch, self.refused, self.timings, alike)
+        choices = schedule(program, self.arch, self.refused, self.timings, alike, joins=False)
         launches = _Launches(self.pattern, box, self.arch, HELD, self.whole)
         taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
         for i, (copy, _) in uncopied(program).items():

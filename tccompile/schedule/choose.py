@@ -82,7 +82,7 @@ def schedule(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     known: dict[Hashable, list[Candidate]] | None = None,
-    joins: bool = False,
+    joins: bool = True,
 ) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
 
@@ -148,7 +148,7 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
     return found
 
 
-DOUBTED = 0.97
+DOUBTED = 0.955
 """Of the time of ops one by one, what one launch may be estimated to take to be taken in their place."""
 
 

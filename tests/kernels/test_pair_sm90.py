@@ -170,7 +170,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[Choice]]:
     """The blocks for sm_90a, where two products in one launch take no time."""
     monkeypatch.setattr(PairSm90, "cost", lambda *_: 0.01)
     program = to_program(bottlenecks(), {}, Options(archs=("sm_90a",), precision="fp16"), Dump(None))
-    return program, schedule(program, ARCH, joins=True)
+    return program, schedule(program, ARCH)
 
 
 def entry_of(program: Program, choices: list[Choice]) -> tuple[Entry, list[Image]]:
@@ -193,12 +193,12 @@ def test_plans_have_steps_within_others(joined: tuple[Program, list[Choice]]) ->
     assert re.fullmatch(r"estimated 0.0 µs, best of \d+ together with conv_wide, conv_a1, apart [\d.]+ µs", reason)
     entry, images = entry_of(program, choices)
     check_sections(entry, images, Budget(COMPARED))
-    assert not any(c.work.within >= 0 for c in schedule(program, ARCHS["sm_80"], joins=True))
+    assert not any(c.work.within >= 0 for c in schedule(program, ARCHS["sm_80"]))
 
 
 def test_what_one_launch_takes_too_long_for_stays_apart(joined, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PairSm90, "cost", lambda *_: 1e3)
-    assert not any(c.kernel.name == "pair_sm90" for c in schedule(joined[0], ARCH, joins=True))
+    assert not any(c.kernel.name == "pair_sm90" for c in schedule(joined[0], ARCH))
 
 
 def test_plans_whose_launches_write_too_early_are_refused(joined: tuple[Program, list[Choice]]) -> None:
