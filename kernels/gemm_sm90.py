@@ -322,7 +322,8 @@ class Hopper(OneWay):
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
-                return boxed is not None and boxed.added is None and how.size == 1 and not group_atom(*how.kinds).rough
+                bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
+                return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1
             return turned or not config.get("swapped")
 
         return takes

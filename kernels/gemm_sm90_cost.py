@@ -91,7 +91,7 @@ def time_us(
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
-        return waves * max(summing, (summing + storing) / 2) + storing - early * step
+        return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
     return waves * (summing + storing) - early * step
 
 

@@ -1,8 +1,8 @@
 """Random small graphs whose batch, height and width, or batch and tokens, are open: what is made of sizes in any order.
 
-`python -m tests.open_graphs 0 300` tries these seeds and tells which went wrong; with `sm_90a` behind, also for which of them
-there are no kernels. Each graph is compiled for a range, and held to ONNX Runtime at the least and the greatest sizes and at some
-between them; shapes outside of the range must be refused.
+`python -m tests.open_graphs 0 300` tries these seeds and tells which went wrong; with `sm_90a` behind that, also which have
+no kernels. Each graph is compiled for a range, and held to ONNX Runtime at the least and the greatest sizes and at some between
+them; shapes outside of the range must be refused.
 """
 
 from __future__ import annotations

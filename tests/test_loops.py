@@ -147,6 +147,29 @@ def test_nothing_is_read_at_a_place_that_there_is_not_if_no_iteration_takes_plac
         session.run(None, {**feeds, "n": array(50).reshape(()), "go": np.array(True)})
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("stays", [True, False])
+def test_rows_that_are_put_behind_others(rows: int, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.cat in a loop is exported: iterations give them, and what is carried need not grow."""
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0 if stays else 1 << 20)
+    inputs = [value("i", INT64, ()), value("c", BOOL, ()), value("a", shape=(4,)), value("all")]
+    nodes = [("Mul", "a x", "a_"), ("Unsqueeze", "a_ at", "u"), ("Concat", "u u" if rows == 2 else "u", "v", {"axis": 0})]
+    nodes += [("Cast", "all", "as", {"to": FLOAT}), ("Concat", "as v", "all_", {"axis": 0})]
+    body = graph(nodes, inputs, [value("c", BOOL, ()), value("a_"), value("all_"), value("u")], {"at": array(0)})
+    given = [value("x", shape=(4,)), value("n", INT64, ())]
+    weights = {"go": np.array(True), "none": np.zeros((0, 4), np.float32)}
+    outputs = [value("last"), value("y", shape=(None, 4)), value("us")]
+    m = model([("Loop", "n go x none", "last y us", {"body": body})], given, outputs, weights)
+    session = Session(without_code(m, precision="fp32", limits={"Loop_last": 4}), "cpu")
+    assert any(isinstance(op, Carry) for op in session.plan.entries[0].program.ops) == stays
+    for n in (0, 1, 4):
+        feeds = {"x": np.float32([1, 2, 3, 0.5]), "n": array(n).reshape(())}
+        expected = reference(m, feeds)
+        for name, got in zip(("last", "y", "us"), session.run(None, feeds), strict=True):
+            assert got.shape == expected[name].shape
+            np.testing.assert_allclose(got, expected[name], 1e-6)
+
+
 def test_a_check_takes_limits() -> None:
     m = MODELS["a sum"]()
     m.graph.node[0].input[0] = ""

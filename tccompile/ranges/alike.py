@@ -259,7 +259,7 @@ def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | No
     if cls is int:
         if all(tree == last for tree in trees):
             return last
-        if (found := formula(tuple(trees))) is None:
+        if path[:1] == ("constants",) or (found := formula(tuple(trees))) is None:  # a plan holds values, not how to make them
             raise _unlike(path, ", ".join(map(str, trees[:6])))
         return found
     parts = [_parts(tree) for tree in trees]

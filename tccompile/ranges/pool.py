@@ -25,7 +25,7 @@ from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 LEFT = 0.025
 """What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share."""
 
-TIMES = 2.5
+TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
 
 CLOSE = 1.6

@@ -37,8 +37,9 @@ HELD, HELD_IN_ALL = 4, 12
 """Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
 part's own launches, and of those that all parts have."""
 
-FASTER, MOST = 20, 64
-"""How many parts there are at most where others would only be faster, and where launches follow by other rules."""
+FASTER, WIDER, MOST = 20, 32, 64
+"""How many parts there are at most where others would only be faster, of one size and of several, and where launches follow by
+other rules."""
 
 
 class Part(NamedTuple):
@@ -85,9 +86,10 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
 
 
 def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
-    """FASTER for the pattern of most sizes; others have a share of that."""
+    """FASTER, or WIDER, for the pattern of most sizes; others have a share of that."""
     large = [count(other.box) for other in patterns if count(other.box) > 1]
-    return FASTER if not large or count(pattern.box) >= max(large) else FASTER // len(large)
+    most = WIDER if sum(len(size.all) > 1 for size in pattern.box) > 1 else FASTER
+    return most if not large or count(pattern.box) >= max(large) else WIDER // len(large)
 
 
 class _Shared(NamedTuple):

@@ -246,12 +246,13 @@ def test_teams_take_tiles_in_turn() -> None:
     gives_exactly(gemm(260, 20, 520, U8, I8, U8), HOPPER[1], "sm_90a", config, partial(on_blocks, 1))
 
 
-def test_teams_are_for_several_tiles_of_bytes_without_a_residual() -> None:
+def test_teams_are_for_several_tiles_stored_in_bytes_without_a_residual() -> None:
     def offered(program: Program) -> bool:
         (op,) = program.ops
         return any(c.get("teams") for c in HOPPER[isinstance(op, Gemm)].configs(op, program, ARCHS["sm_90a"]))
 
-    assert offered(gemm(4096, 3072, 256, y=U8)) and offered(gemm(4096, 3072, 256, y=F16))
+    assert offered(gemm(4096, 3072, 256, y=U8))
+    assert not offered(gemm(4096, 3072, 256, y=F16))  # which swapped operands store faster
     assert not offered(gemm(512, 512, 256, y=U8))  # a tile for each block
     assert not offered(with_residual(F16, F16, (8, 64, 64, 64), 512))
 

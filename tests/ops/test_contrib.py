@@ -16,8 +16,11 @@ from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, read, sources
 from tccompile.lower.graph import lower
+from tccompile.pipeline import without_code
+from tccompile.runtime.session import Session
 from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net
+from tests.tiers import thorough
 
 f, i32, i64, u8, i8 = np.float32, np.int32, np.int64, np.uint8, np.int8
 B, M, H, D = 2, 5, 4, 8
@@ -692,6 +695,27 @@ def test_norms_of_queries_and_keys() -> None:
         normed.append(b("Reshape", b("Mul", apart, w), np.array([B, M, heads * SIZE])))
     other = own(b, "GroupQueryAttention", *normed, "v", None, None, *where, **more)
     agrees(model(a, y), model(b, other), 1e-5)
+
+
+@thorough
+def test_a_step_behind_any_number_of_tokens() -> None:
+    """In a plan for a range: how many there are is read from the shape of a mask, and positions are counted when it runs."""
+    held = dict.fromkeys(("pk", "pv"), (1, GROUPS, "past", SIZE))
+    net = Net(q=(1, 1, WIDTH), k=(1, 1, GROUPS * SIZE), v=(1, 1, GROUPS * SIZE), **held, mask=(i64, (1, "past + 1")))
+    total = net("Gather", net("Shape", "mask"), np.array(1), axis=0)
+    last = net("Cast", net("Sub", net("ReduceSum", "mask", np.array([1]), keepdims=0), np.array([1])), to=TensorProto.INT32)
+    args = ["q", "k", "v", "pk", "pv", last, net("Cast", total, to=TensorProto.INT32), *(net.normal(64, SIZE // 2) for _ in "cs")]
+    ys = own(net, "GroupQueryAttention", *args, outputs=3, num_heads=H, kv_num_heads=GROUPS, do_rotary=1)
+    made = model(net, *ys)
+    with Session(without_code(made, precision="fp32", ranges={"past": (2, 40)}), "cpu") as session:
+        for past in (2, 3, 17, 40):
+            rng = np.random.default_rng(past)
+            sizes = {"q": (1, 1, WIDTH)} | dict.fromkeys("kv", (1, 1, GROUPS * SIZE)) | cache(1, past)
+            given = {name: rng.standard_normal(shape).astype(f) for name, shape in sizes.items()} | {
+                "mask": np.ones((1, past + 1), i64)
+            }
+            for found, expected in zip(session.run([*ys], given), reference(made, given).values(), strict=True):
+                assert relative_error(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("op", ["PackedAttention", "PackedMultiHeadAttention"])
