@@ -302,6 +302,8 @@ def choose(
     reason += f", best of {count}" if count > 1 else ""
     if company.others:
         reason += " beside others"
+    if op.also is not None:
+        reason += f"; stores {program.tensors[op.also.y].dtype.value} too"
     if isinstance(op, Conv | Gemm) and not kernel.tensor_cores:
         reason += f"; no Tensor Cores: {_why_not(op, program, arch, ranked, times)}"
     if any(isinstance(form, Sparse) for form in program.forms_of(op)):
