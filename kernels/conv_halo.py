@@ -36,6 +36,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.loops import entry, refusal
 from tccompile.kernels.parts import image_order
@@ -325,6 +326,7 @@ class ConvHalo(Kernel):
         storing = (
             adding
             + bytes_
+            + slots_of(op.epilogue.expr, arch) * patch.pixels * patch.columns / 128
             + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
         ) / cycles
         computing = each * max(multiplying + storing, copying) + patch.weights / own.weights

@@ -24,6 +24,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.loops import refusal
 from tccompile.kernels.ptx.atoms import warp_atom
 from tccompile.kernels.rates import measured
@@ -199,7 +200,8 @@ class ConvPatch(TextKernel):
         sharing = steps * (4 * patch.mi + patch.outputs / 4) / own.sharing
         copies = patch.height * patch.width * max(1, patch.quads // 2)
         stores = 16 * patch.warps * patch.mi * patch.outputs / patch.lanes
-        issuing = (own.copying * copies + own.storing * stores) / (128 * own.sharing)
+        functions = slots_of(op.epilogue.expr, arch) * stores * patch.lanes
+        issuing = (own.copying * copies + own.storing * stores + functions) / (128 * own.sharing)
         tile = max(multiplying, sharing) + own.exposed * min(multiplying, sharing) + issuing
         tile *= max(1.0, 16 / (resident * patch.warps)) ** own.few_warps  # too few warps to hide latencies
         together = min(resident, max(1.0, tiles / arch.sms))

@@ -32,6 +32,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.conv_patch import split, vectors_of
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts import image_order
 from tccompile.kernels.parts.layout import Region, SharedLayout
@@ -245,7 +246,8 @@ class ConvStem(Kernel):
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
         multiplying = 2 * stem.groups * len(stem.steps) * (own.multiplying + own.more * stem.columns) / measured(arch).cycles_us
         putting = own.putting * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
-        issuing = (putting + own.storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
+        storing = own.storing + slots_of(op.epilogue.expr, arch)
+        issuing = (putting + storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
         weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
         moving = traffic_us(op, program, arch) * (1 + own.parts * (1 - 1 / shares))

@@ -32,7 +32,7 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
 def slots_of(expr: Expr, arch: Arch) -> float:
     """Slots of instructions that the functions of an epilogue take which count."""
     own = measured(arch).gemm_sm90
-    slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu}
+    slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu, "tanh": own.tanh}
     return sum(slots.get(e.fn, 0) for e in walk(expr))
 
 

@@ -379,6 +379,8 @@ class GemmSm90:
     """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
+    tanh: Rate
+    """The same of tanh."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
 

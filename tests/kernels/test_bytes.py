@@ -289,7 +289,8 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize("case", usually(TURNED, "few channels"))
+@thorough
+@pytest.mark.parametrize("case", TURNED)
 def test_bytes_are_turned_two_channels_at_a_time(case: str) -> None:
     made, more = TURNED[case]
     program, config = made(), {"bn": 64, "split": 1, "swapped": True, **more}

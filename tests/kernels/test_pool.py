@@ -13,7 +13,7 @@ from tccompile.kernels.pool import PoolKernel
 from tests.gpu.cases import pool, program_of
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
-from tests.tiers import APART, thorough
+from tests.tiers import APART, thorough, usually
 
 KERNEL = PoolKernel()
 HOPPER = ARCHS["sm_90a"]
@@ -41,8 +41,17 @@ def test_other_values(how: dict) -> None:
     check(KERNEL, pool("pool", **how))
 
 
-@pytest.mark.parametrize("dtype", [DType.I8, DType.U8])
-@pytest.mark.parametrize("how", [{"window": (3, 3), "pad": 1}, {"window": (2, 17), "stride": 2}], ids=["unrolled", "loop"])
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    usually(
+        [
+            (kind, how)
+            for how in ({"window": (3, 3), "pad": 1}, {"window": (2, 17), "stride": 2})
+            for kind in (DType.I8, DType.U8)
+        ],
+        0,
+    ),
+)
 def test_maxima_of_bytes_are_those_of_words(dtype: DType, how: dict) -> None:
     program = pool("pool", (1, 24, 9, 18), "max", dtype=dtype, **how)
     (op,) = program.ops
