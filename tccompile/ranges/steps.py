@@ -33,7 +33,7 @@ NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
 
 
-HELD, HELD_IN_ALL = 4, 12
+HELD, HELD_IN_ALL = 4, 8
 """Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
 part's own launches, and of those that all parts have."""
 
