@@ -75,6 +75,8 @@ bench: $(READY)  ## whole networks, single and recurrent layers, bandwidth on a 
 	$(BIN)/python -m tests.bench.bytes
 	$(BIN)/python -m tests.bench.float8
 	$(BIN)/python -m tests.bench.attention8
+	$(BIN)/python -m tests.bench.convolutions8
+	$(BIN)/python -m tests.bench.sparse
 	$(BIN)/python -m tests.bench.quantized
 
 reference: $(READY)  ## the pages of docs/reference, from what the code says

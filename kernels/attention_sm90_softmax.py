@@ -32,6 +32,7 @@ def softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
                                           tiles before, which weights are relative to; by what weights of these shrink; the sums
                                           of the new ones in this thread; and an int32 that depends on all of them.
                                           sight: (the thread's first column, and what `sees` gave)
+    weigh_first(…)                        the same of a row's first tile, whose x0 and x1 are -inf
     packed(weights)                       the words of the product's left operand
     scaled(acc, a0, a1)                   each row's results times a
     sums(acc, sum0, sum1)                 of all weights of each row, from those in this thread or beside its results
@@ -94,7 +95,7 @@ def softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
     taken_off = _taken_off()
     part.read, part.sees, part.additive = read_words if has_mask else read_nothing, _seeing(t, size, has_mask, causal), additive
     weights = _in_bytes if t.size == 1 else _in_halves
-    part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
+    part.weigh_first, part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
     part.shrink = _shrink()
     return part
 
@@ -124,8 +125,8 @@ def _shrink() -> Any:
     return shrink
 
 
-def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
-    """weigh, packed, scaled and sums of weights in halves."""
+def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """weigh_first, weigh, packed, scaled and sums of weights in halves."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx import softmax
     from tccompile.kernels.ptx.core import f32, inline
@@ -151,10 +152,10 @@ def _in_halves(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> t
     def sums(acc, sum0, sum1):
         return row_sum(sum0), row_sum(sum1)
 
-    return weigh, softmax.halves(t.bn // 8, t.kind), softmax.scaled(t.e // 8), sums
+    return weigh, weigh, softmax.halves(t.bn // 8, t.kind), softmax.scaled(t.e // 8), sums
 
 
-def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any]:
+def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tuple[Any, Any, Any, Any, Any]:
     """The same of weights in E4M3, 2^`LIFT` times as large. What they are relative to stays until one is 256 or more, which is
     seen in the bytes: then the row's highest score is looked for, and weights are computed again."""
     from tccompile.kernels.ptx import softmax
@@ -175,6 +176,13 @@ def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tu
         s, b0, b1 = relative(s, x0, x1, by)
         s, add0, add1 = exponentials(s, by, f32(b0 - f32(LIFT)), f32(b1 - f32(LIFT)))
         return packed(s), add0, add1
+
+    @inline
+    def weigh_first(s, words, scales, n, sight, x0, x1):
+        s = seen(s, words, scales[0], n, sight)
+        x0, x1 = top(s, x0, x1)
+        weights, add0, add1 = given(s, x0, x1, scales[1])
+        return weights, x0, x1, f32(1), f32(1), add0, add1, i32(0)
 
     @inline
     def weigh(s, words, scales, n, sight, x0, x1):
@@ -205,7 +213,7 @@ def _in_bytes(t: Tile, additive: bool, seen: Any, top: Any, relative: Any) -> tu
             return row_first(acc[at0]), row_first(acc[at1])
         return row_sum(sum0), row_sum(sum1)
 
-    return weigh, as_they_are, scaled_if_changed, sums
+    return weigh_first, weigh, as_they_are, scaled_if_changed, sums
 
 
 def _seeing(t: Tile, size: int, has_mask: bool, causal: bool) -> Any:

@@ -27,7 +27,7 @@ class Tile:
 
     words  of a mask, in registers of a thread for each 8 of its columns
     kind   PTX's type of the elements of q, k and v; of E4M3 v is turned (see attention_turn.py)
-    long   whether rows of k are so many that results are added up in float32, as Tensor Cores' sums of E4M3 are rough
+    long   whether rows of k are so many that results are added up in parts, as Tensor Cores' sums of E4M3 are rough
     """
 
     warpgroups: int
@@ -56,6 +56,11 @@ class Tile:
     def exchange(self) -> bool:
         """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it."""
         return self.warpgroups > 1
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether warpgroups take turns in asking for products, so that one multiplies while another computes exponentials."""
+        return self.warpgroups > 1 and self.size > 1
 
     @property
     def threads(self) -> int:
@@ -111,8 +116,8 @@ class Tile:
 
     @property
     def totals_bytes(self) -> int:
-        """Of a warpgroup's results that are added up in shared memory, in whose place they are staged then."""
-        return 256 * self.wide if self.long else 0
+        """Of a warpgroup's results that are added up in shared memory, in whose place they are staged then: two in a word."""
+        return max(2048 * ceil_div(self.wide, 16), 64 * self.pitch) if self.long else 0
 
     @property
     def slab_bytes(self) -> int:
@@ -145,7 +150,7 @@ class Tile:
 
 
 SHAPES = {
-    2: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
+    2: ((1, 64), (1, 80), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
     1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (3, 64), (3, 96), (3, 128)),
 }
 """Warpgroups of a block, and rows of k and v that they take at a time, by bytes of an element."""

@@ -23,9 +23,9 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
-COARSE = {"gelu": "coarse_gelu", "silu": "coarse_silu"}
-"""Functions where 8 bits are stored of what is made of them: errors of 3e-5 are far below a step. Their divisors are 1 and more:
-`a / b` is `coarse_div` in them."""
+COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
+"""Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
+factor as well, which they multiply by anyway."""
 
 
 # --- Expressions as JSON -----------------------------------------------------------------------------------------------
@@ -59,11 +59,16 @@ def unrounded(expr: Expr, dtype: DType) -> Expr:
 
 
 def coarse(expr: Expr, dtype: DType) -> Expr:
-    """The expression with functions that are as exact as 8 bits need, where it is stored in so many."""
+    """The expression with functions that are as exact as 8 bits need, where it is stored in so many; and with their quotients
+    by a step as their products with its reciprocal."""
     if dtype.bits != 8 or dtype is DType.BOOL:
         return expr
-    found = {e: replace(e, fn=COARSE[e.fn]) for e in walk(expr) if e.fn in COARSE}
-    return substitute(expr, found) if found else expr
+    for e in reversed(walk(expr)):  # quotients before what they are of
+        x, step = e.args if e.fn == "ratio" and e.args[1].fn == "const" else (e, const(1.0))
+        if x.fn in COARSE:
+            half = const(0.5 / step.value)  # type: ignore[operator]
+            return coarse(substitute(expr, {e: Expr(COARSE[x.fn], (x.args[0], half))}), dtype)
+    return expr
 
 
 # --- Constants as arguments ------------------------------------------------------------------------------------------
@@ -71,7 +76,7 @@ def coarse(expr: Expr, dtype: DType) -> Expr:
 SCALARS = 32
 """Constants of one expression that are arguments, at most: a launch has 4 KiB of them before sm_70, and others need some."""
 
-LIFTED = {DType.F32: ("add", "sub", "mul", "div", "ratio"), DType.I64: ("add", "sub"), DType.BOOL: ()}
+LIFTED = {DType.F32: ("add", "sub", "mul", "div", "ratio", *COARSE.values()), DType.I64: ("add", "sub"), DType.BOOL: ()}
 """Functions whose constant operands become arguments, by type: see `lifted`."""
 
 
@@ -298,7 +303,7 @@ _BINARY: dict[type, str] = {
 
 def _division(fn: str) -> str:
     """What `a / b` is in a function, beside the operator."""
-    return "coarse_div" if fn in COARSE.values() else "quick_div" if fn in APPROXIMATE else ""
+    return "quick_div" if fn in APPROXIMATE else ""
 
 
 def _binary(op: type, a: str, b: str, dtype: DType, division: str = "") -> str:

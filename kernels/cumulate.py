@@ -17,9 +17,9 @@ from tccompile.kernels.lines import (
     THREADS,
     address,
     dividers,
-    filled,
     inner,
     outermost_first,
+    padding_filled,
     refusal,
     take_dividers,
 )
@@ -53,7 +53,7 @@ class CumulateKernel(TextKernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Cumulate)
         x, y = program.tensors[op.x], program.tensors[op.y]
-        first = filled(op, program, const(0, y.dtype.compute), (), arch) if y.padded != y.shape else ()
+        first = padding_filled(op, program, const(0, y.dtype.compute), arch)
         if not y.size:
             return Work(first)
         n = x.shape[op.axis]

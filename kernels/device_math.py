@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, types, u32, u64
+from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, since, types, u32, u64
 
 i64, boolean = types.int64, types.boolean
 
@@ -86,19 +86,25 @@ absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
 quick_div = instruction("div.full.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a / b within 2 ulp: for functions that are not exact anyway."""
 
-_inverse = instruction("rcp.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
-
-
-@inline
-def coarse_div(a, b):
-    """a / b within 2 ulp, b from 1 on: zero where b is so large that the quotient may be that"""
-    return a * _inverse(b)
-
+as_half = instruction("{ .reg .b16 t; cvt.rn.f16.f32 t, $1; cvt.f32.f16 $0, t; }", f32, f32, pure=True)
+"""A float32 as it is read again where it has been stored in 16 bits."""
 
 larger = instruction("max.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """The larger one; that which is no NaN, if one is."""
 
 exp2 = instruction("ex2.approx.ftz.f32 $0, $1;", f32, f32, pure=True)
+
+
+def _tanh() -> str:
+    """One instruction from sm_75 on, else 1 - 2 / (1 + e^2x)."""
+    if since((7, 5)):
+        return "tanh.approx.f32 $0, $1;"
+    power = "mul.f32 t, $1, 0f4038AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000;"
+    return f"{{ .reg .f32 t; {power} rcp.approx.ftz.f32 t, t; fma.rn.f32 $0, t, 0fC0000000, 0f3F800000; }}"
+
+
+quick_tanh = instruction(_tanh, f32, f32, pure=True)
+"""tanh with a relative error of 2^-11, or an absolute one of less than that."""
 
 
 @inline
@@ -265,9 +271,8 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
-    "coarse_div": coarse_div, "exp2": exp2,
-    "larger": larger, "ratio": ratio, "saturate": saturate, "rounded_within": rounded_within, "whole_within": whole_within,
-    "bits_within": bits_within,
+    "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
+    "rounded_within": rounded_within, "whole_within": whole_within, "bits_within": bits_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

@@ -94,6 +94,7 @@ class Form:
     lanes  neighbouring results that a call stores of a row
     depth  dimensions of the rows, after merging
     expr   the epilogue's expression, with constants as arguments: see `codegen.lifted`
+    also   the type of a second result, which lies as y does, and its expression of what y holds: see `Op.also`
     """
 
     lanes: int
@@ -101,20 +102,23 @@ class Form:
     y: Written
     loads: tuple[Read, ...]
     expr: Expr
+    also: tuple[DType, Expr] | None = None
 
     @property
     def encoded(self) -> tuple[Value, ...]:
         """Nested tuples of strings and numbers, as `Code.params` holds them; `Form.decoded` reads them."""
         y = (self.y.dtype.value, self.y.mode, self.y.rows, self.y.masked, self.y.shuffled)
         loads = tuple((load.dtype.value, load.mode, load.rows) for load in self.loads)
-        return self.lanes, self.depth, y, loads, encode(self.expr)
+        also = () if self.also is None else ((self.also[0].value, encode(self.also[1])),)
+        return self.lanes, self.depth, y, loads, encode(self.expr), *also
 
     @staticmethod
     def decoded(params: Value) -> Form:
         """The form that `encoded` gave."""
-        lanes, depth, (dtype, *how), loads, expr = params
+        lanes, depth, (dtype, *how), loads, expr, *also = params
         reads = tuple(Read(DType(kind), mode, rows) for kind, mode, rows in loads)
-        return Form(lanes, depth, Written(DType(dtype), *how), reads, decode(expr))
+        second = (DType(also[0][0]), decode(also[0][1])) if also else None
+        return Form(lanes, depth, Written(DType(dtype), *how), reads, decode(expr), second)
 
     @property
     def taken(self) -> DType:
@@ -226,7 +230,13 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
     target = Written(y.dtype, mode, y_rows, block == 1 and not _always(padded, channels), block > 1)
     expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
     expr, scalars = lifted(coarse(unrounded(expr, y.dtype), y.dtype))
-    return EpilogueSpec(Form(lanes, len(dims), target, tuple(loads), expr), (*args, *scalars))
+    form = Form(lanes, len(dims), target, tuple(loads), expr)
+    if op.also is None:
+        return EpilogueSpec(form, (*args, *scalars))
+    second = program.tensors[op.also.y]
+    assert (y.dtype, second.dtype.size) == (DType.F16, 1) and block == 1, f"{y.name}: bytes are stored beside halves only"
+    beside, own = lifted(unrounded(op.also.expr, second.dtype))
+    return EpilogueSpec(replace(form, also=(second.dtype, beside)), (*args, *scalars, Ptr(second.name), *y_args, *own))
 
 
 def _rounded_once(expr: Expr) -> Expr:
@@ -353,6 +363,12 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
     return device_function(found.function), types_of(found.kinds)
 
 
+def adds_floats(form: Form) -> bool:
+    """Whether what differs by row is taken as float32, if anything does."""
+    floats = _bytes_as_floats(form)[1]
+    return all(k in floats or read.dtype.is_float for k, read in enumerate(form.loads) if read.by_row)
+
+
 def load_added(params: tuple[Value, ...], n: int, space: str) -> Any:
     """The device function address → n values of what differs by row, as `results` of `build_results` takes them."""
     from tccompile.kernels.ptx import memory
@@ -361,6 +377,14 @@ def load_added(params: tuple[Value, ...], n: int, space: str) -> Any:
     (k,) = (k for k, read in enumerate(form.loads) if read.by_row)
     of = memory.load_floats if k in _bytes_as_floats(form)[1] else memory.load
     return of(form.loads[k].dtype, n, space=space)
+
+
+def floats_added(params: tuple[Value, ...], n: int) -> Any:
+    """The device function (words…) → n float32 of what differs by row: see `adds_floats`."""
+    from tccompile.kernels.ptx import memory
+
+    (read,) = (read for read in Form.decoded(params).loads if read.by_row)
+    return memory.floats(read.dtype, n)
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -392,7 +416,7 @@ class Source(NamedTuple):
 
 def source(form: Form, rows: int = 1, stores: bool = True, keeps: bool = False, space: str = "global", groups: int = 1) -> Source:
     """What an epilogue's functions are made of: see `build`, `build_results`, `build_kept` and `build_ahead`."""
-    assert (stores or form.loads_by_row <= 1) and (groups == 1 or not (stores or keeps))
+    assert (stores or (form.loads_by_row <= 1 and form.also is None)) and (groups == 1 or not (stores or keeps))
     return _Writer(form, rows, stores, keeps, space, groups).source()
 
 
@@ -456,6 +480,7 @@ class _Writer:
         self.target = self._target()
         ahead, values = self._loads()
         out.scalars = self.arguments.scalars(form.expr)
+        self._take_second()
         return self._store(values, ahead) if self.stores else self._results(values, ahead)
 
     def _offsets(self, how: str, size: int) -> list[str]:
@@ -463,6 +488,15 @@ class _Writer:
         strides = [self.arguments.take() for _ in range({"none": 0, "linear": 1, "general": self.form.depth}[how])]
         each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(self.read_from, self.digits, strict=True)]
         return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
+
+    def _take_second(self) -> None:
+        """The addresses of a second result's rows, and the scalars of its expression."""
+        self.second, self.more = list[str](), list[str]()
+        if self.form.also is not None:
+            dtype, expr = self.form.also
+            first = self.arguments.take("address")
+            self.second = [self.out.let(f"{first}{row}") for row in self._offsets(self.form.y.rows, dtype.size)]
+            self.more = self.arguments.scalars(expr)
 
     def _target(self) -> _Target:
         take, divider = self.arguments.take, self.arguments.divider
@@ -535,14 +569,28 @@ class _Writer:
             return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
         results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
-        if y.masked:
-            within = out.let(f"i32({self.target.channels} - c)")  # in 32 bits, as `c + i` would not be
-            results = [out.let(f"select({within} > i32({further + i}), {v}, {self._zero})") for i, v in enumerate(results)]
-        return results
+        return self._masked(results, y.dtype, further)
 
-    @property
-    def _zero(self) -> str:
-        return "f32(0)" if self.form.y.dtype.is_float else "i64(0)"
+    def _masked(self, results: list[str], dtype: DType, further: int = 0) -> list[str]:
+        """Results with zeros in the padding."""
+        if not self.form.y.masked:
+            return results
+        within = self.out.let(f"i32({self.target.channels} - c)")  # in 32 bits, as `c + i` would not be
+        zero = self._zero_of(dtype)
+        return [self.out.let(f"select({within} > i32({further + i}), {v}, {zero})") for i, v in enumerate(results)]
+
+    def _beside(self, stored: list[str]) -> list[str]:
+        """The names of one row's second results, made of what is stored first: halves, as whoever reads them gets them."""
+        assert self.form.also is not None
+        (dtype, expr), out = self.form.also, self.out
+        first, out.scalars = out.scalars, self.more
+        value, halves = (out.byte if expr.dtype is DType.I64 else out.value), [out.let(f"as_half({name})") for name in stored]
+        results = [out.stored(value(expr, lambda e, half=half: half), expr.dtype, dtype) for half in halves]  # type: ignore[misc]
+        out.scalars = first
+        return self._masked(results, dtype)
+
+    def _zero_of(self, dtype: DType) -> str:
+        return "f32(0)" if dtype.is_float else "i64(0)"
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
@@ -561,34 +609,37 @@ class _Writer:
     def _store(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         y, body = self.form.y, self.out.lines
         for r in range(self.rows):
-            puts = (self._shuffled if y.shuffled else self._straight)(self.addresses[r], self._row(r, values[r]))
+            results, at = self._row(r, values[r]), self.addresses[r]
+            puts = self._shuffled(at, results) if y.shuffled else self._straight(at, results, y.dtype)
+            if self.form.also is not None:
+                puts += self._straight(self.second[r], self._beside(results), self.form.also[0], "put_beside")
             body += [f"if {self.numbers[r]} < end:", *(f"    {line}" for line in puts)] if r else puts
         params = "acc, m, step, end, c, e" if self.rows > 1 else "acc, m, c, e"
         limit = self.target.channels if y.shuffled else self.target.padded
         lines = [f"if c < {limit}:", *(f"    {line}" for line in body)]
         return Source(DeviceText("store", params, lines, self.accesses), tuple(self.arguments.kinds), ahead, None)
 
-    def _put(self, lanes: int, guarded: bool) -> None:
+    def _put(self, dtype: DType, lanes: int, guarded: bool, put: str = "put") -> None:
         """The function that stores so many lanes."""
-        self.accesses["put"] = intrinsic("ptx.memory.store", self.form.y.dtype, lanes, guarded, self.space)
+        self.accesses[put] = intrinsic("ptx.memory.store", dtype, lanes, guarded, self.space)
 
-    def _straight(self, address: str, results: list[str]) -> list[str]:
-        """Stores one row's results where their channels lie."""
-        y, to, size = self.form.y, self.target, self.form.y.dtype.size
+    def _straight(self, address: str, results: list[str], dtype: DType, put: str = "put") -> list[str]:
+        """Stores one row's results where their channels lie, by a function of this name."""
+        y, to, size = self.form.y, self.target, dtype.size
         if y.mode == "vector":
-            self._put(self.form.lanes, False)
-            return [f"put({address} + i64(c) * {size}, {', '.join(results)})"]
-        self._put(1, y.mode == "guarded")
+            self._put(dtype, self.form.lanes, False, put)
+            return [f"{put}({address} + i64(c) * {size}, {', '.join(results)})"]
+        self._put(dtype, 1, y.mode == "guarded", put)
         guards = [f", c + {i} < {to.padded}" if y.mode == "guarded" else "" for i in range(len(results))]
         at = [f"{address} + i64(c + {i}) * (i64({to.step}) * {size})" for i in range(len(results))]
-        return [f"put({where}, {v}{guard})" for where, v, guard in zip(at, results, guards, strict=True)]
+        return [f"{put}({where}, {v}{guard})" for where, v, guard in zip(at, results, guards, strict=True)]
 
     def _shuffled(self, address: str, results: list[str]) -> list[str]:
         """Stores one row's results by depth-to-space: see `Epilogue.shuffle`."""
         y, to, let, size = self.form.y, self.target, self.out.let, self.form.y.dtype.size
         remaining, multiplier, shift = to.remaining
         vector, puts = y.mode == "vector", []
-        self._put(self.form.lanes if vector else 1, not vector)
+        self._put(y.dtype, self.form.lanes if vector else 1, not vector)
         for i in range(1 if vector else self.form.lanes):
             # Channel (bp * block + bq) * remaining + k of the result goes to channel k of pixel (bp, bq) of the block.
             lane = f"i32(c + {i})"
@@ -603,5 +654,5 @@ class _Writer:
             # Whoever writes the pixel's last channel writes its padding too.
             puts.append(f"last = select({lane} < {to.channels}, {channel}, i32(-1)) == {remaining} - 1")
             puts.append(f"for z in range({remaining}, select(last, {to.padded}, {remaining})):")
-            puts.append(f"    put({at} + i64(z) * (i64({to.step}) * {size}), {self._zero}, 1)")
+            puts.append(f"    put({at} + i64(z) * (i64({to.step}) * {size}), {self._zero_of(y.dtype)}, 1)")
         return puts

@@ -10,6 +10,9 @@ Integers of 8 bits have sums of int32, which stay so until the epilogue takes th
 rounded once to float32. What the epilogue's expression says of its `acc` decides. Of floats of 8 bits each instruction's sums are
 added up in float32; where Tensor Cores do not take them from registers they are multiplied as halves.
 
+Weights that are 2:4 may come compressed, from sm_80 on: half of their values, and the places of these. mma.sp takes them as its
+left operand, so what it makes of a tile lies turned over (`parts.sparse_fragments`).
+
 Where the tiles are too few to fill the GPU, K is split over blocks: each writes its part of the tile to a workspace, and the
 last one to arrive, by a counter, adds the parts in their order and goes on to the epilogue, so results do not depend on timing.
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
@@ -30,6 +34,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.implicit_gemm import (
     CHUNK,
     CHUNK_BYTES,
+    DOUBT,
     MOST_SCRATCH,
     OPERANDS,
     Grid,
@@ -38,13 +43,14 @@ from tccompile.kernels.implicit_gemm import (
     Rates,
     describe,
     scalars,
+    sparse_form,
     split_steps,
     tiles,
     time_us,
     unaligned,
     unfit,
 )
-from tccompile.kernels.ptx.atoms import BITS, Atom, atoms, warp_atom
+from tccompile.kernels.ptx.atoms import BITS, Atom, atoms, of_warpgroups, warp_atom
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import (
     I32,
@@ -58,6 +64,7 @@ from tccompile.kernels.spec import (
     Value,
     Work,
     code,
+    memory_us,
     traffic_us,
 )
 
@@ -72,6 +79,7 @@ class Tile:
     bm, bn, depth     rows, columns, and bytes of K of a step
     warps_m, warps_n  warps along rows and columns
     blocks            blocks that a multiprocessor holds at once: they bound the registers
+    places            of weights that are 2:4 and come compressed, bytes of a column's places in a step; or 0
     """
 
     bm: int
@@ -80,6 +88,7 @@ class Tile:
     warps_m: int
     warps_n: int
     blocks: int
+    places: int = 0
 
     @property
     def threads(self) -> int:
@@ -98,7 +107,7 @@ class Tile:
     @property
     def stage(self) -> int:
         """Bytes of one step's panels."""
-        return (self.bm + self.bn) * self.depth
+        return self.bm * self.depth + self.bn * (self.depth // 2 + self.places if self.places else self.depth)
 
     @property
     def across(self) -> int:
@@ -160,6 +169,12 @@ AS_HALVES = (9, 10)
 """Major compute capabilities that do not multiply floats of 8 bits from registers: the assembler makes other instructions of such
 an mma.sync, and registers are spilled."""
 
+SPARSE = tuple(t for t in BY_SHAPE.values() if t.depth == 128 and t.bn >= 32 and t.mi * t.nj <= 8)
+"""Those of weights that are 2:4: all threads copy equally many of their values."""
+
+PLACES = 128
+"""Bytes of K of a step of 2:4 weights, and bits of its places' bytes: four for every four elements."""
+
 TERMS = 32
 """Terms of a sum from which on float32 is multiplied in parts: shorter ones are rotations and the like, exact on CUDA cores."""
 
@@ -193,6 +208,7 @@ def rates_of(tile: Tile, arch: Arch, linear: bool, loads: int, dtype: DType) -> 
     own, atom = measured(arch).gemm_mma, None if dtype is DType.F32 else atom_of(dtype, dtype, arch)
     faster = 1.0 if dtype.bits > 8 else 0.5 if atom and atom.a == "f16" else 2.0
     flops, step = (own.float_tiles if dtype is DType.F32 else own.tiles)[tile.mi * tile.nj]
+    faster *= own.sparse if tile.places else 1.0
     peak = arch.tensor_tflops * 1e6 / arch.sms / (3 if dtype is DType.F32 else 1)
     return Rates(
         flops_us=min(flops, own.most * peak) * faster,
@@ -217,6 +233,8 @@ class Form:
     split     whether K is split over blocks
     floats    whether operands are float32, which an atom of bf16 multiplies in parts
     kinds     types of x and of w, where an atom's row stands for several or takes what they are widened to
+
+    Weights are 2:4 where the atom is sparse.
     """
 
     atom: Atom
@@ -236,17 +254,21 @@ class Form:
 
     def multiply_stage(self, a_turned: int, b_turned: int) -> Any:
         """The device function that multiplies a stage's operands, of whose lines of K some have so many bytes."""
-        from tccompile.kernels.parts import compensated, fragments
+        from tccompile.kernels.parts import compensated, fragments, sparse_fragments
 
         tile = self.tile
+        if self.atom.sparse:
+            return sparse_fragments.multiply_stage(self.atom, tile.mi, tile.nj, self.kinds)
         if self.floats:
             return compensated.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth)
         return fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned, self.kinds)
 
 
-def operands_of(form: Form) -> tuple[Any, Any, Any]:
-    """The parts that bring A and B from global memory to shared memory and that find fragments there, and their copies."""
-    from tccompile.kernels.parts import chunks, panels
+def operands_of(form: Form) -> tuple[Any, Any, Any, Any]:
+    """The parts that bring A, B and B's places from global memory to shared memory and that find fragments there, and copies."""
+    if form.atom.sparse:
+        return _sparse_operands(form)
+    from tccompile.kernels.parts import chunks, panels, sparse_fragments
     from tccompile.kernels.parts.fragments import fragments_of
 
     tile, fragments, (a_k_major, b_k_major) = form.tile, fragments_of(form.atom), form.k_major
@@ -261,18 +283,35 @@ def operands_of(form: Form) -> tuple[Any, Any, Any]:
     a_rows = panels.rows if form.linear else panels.pixels
     a = a_rows(of_a, copies, fragments.a) if a_k_major else panels.turned(of_a, copies, fragments.b, True, form.chunk)
     b = panels.columns(of_b, copies, fragments.b) if b_k_major else panels.turned(of_b, copies, fragments.a, False, form.chunk)
-    return a, b, copies
+    return a, b, copies, sparse_fragments.no_places()
+
+
+def _sparse_operands(form: Form) -> tuple[Any, Any, Any, Any]:
+    """The same where B is the left operand, of half as many chunks."""
+    from tccompile.kernels.parts import chunks, panels, sparse_fragments
+    from tccompile.kernels.parts.fragments import WARP
+
+    tile, half = form.tile, form.tile.across // 2
+    of_a = panels.Panel(tile.bm, tile.across, tile.threads, 0, tile.mi, 0)
+    of_b = panels.Panel(tile.bn, half, tile.threads, tile.bm * tile.depth, tile.nj, of_a.count)
+    copies = chunks.copies(form.cp_async, of_a.count + of_b.count)
+    a = (panels.rows if form.linear else panels.pixels)(of_a, copies, WARP.b)
+    b = panels.values(of_b, copies, WARP.a, form.chunk)
+    behind = tile.bm * tile.depth + tile.bn * sparse_fragments.VALUES
+    return a, b, copies, sparse_fragments.places(form.atom, tile.bn, form.chunk, behind)
 
 
 def results_of(form: Form, store: Any, taken: DType) -> Any:
     """The part that takes a warp's accumulators to the epilogue, in 16 rows at a time; `taken`: as `epilogue.Form.taken`."""
-    from tccompile.kernels.parts import fragments, slabs
+    from tccompile.kernels.parts import fragments, slabs, sparse_fragments
     from tccompile.kernels.ptx import memory, mma
     from tccompile.kernels.ptx.core import i32, inline
 
     tile, mi, nj = form.tile, form.tile.mi, form.tile.nj
     read = memory.load_sums(taken, 8) if form.atom.acc == "s32" else mma.load_floats
-    spill = fragments.spill_block(form.atom, tile.mi, tile.nj, tile.slab_pitch)
+    turned = sparse_fragments if form.atom.sparse else fragments
+    spill = turned.spill_block(form.atom, tile.mi, tile.nj, tile.slab_pitch)
+    held = sparse_fragments.held if form.atom.sparse else fragments.fragments_of(form.atom).acc
 
     @inline
     def keep(values, row, group, where):
@@ -282,19 +321,19 @@ def results_of(form: Form, store: Any, taken: DType) -> Any:
         if m < matrices.rows and n < stored:
             store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
 
-    return slabs.slabs(spill, fragments.fragments_of(form.atom).acc, tile.nj, tile.slab_pitch, read, keep)
+    return slabs.slabs(spill, held, tile.nj, tile.slab_pitch, read, keep)
 
 
 def build_tile(form: Form, epilogue_params: Any) -> Function:
-    """The kernel's code. Parameters: x, w, with `split` also workspace and counters, SCALARS, the numbers of
-    `panels.Lines` if not all is K-major, the epilogue's."""
+    """The kernel's code. Parameters: x, w, of 2:4 weights their places, with `split` also workspace and counters, SCALARS, the
+    numbers of `panels.Lines` if not all is K-major, the epilogue's."""
     from tccompile.kernels.parts import async_ring, blocks, chunks, panels, split
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import cuda, i32, inline
 
     tile, splits, through_registers = form.tile, form.split, not form.cp_async
     mi, nj, warps_n, across = tile.mi, tile.nj, tile.warps_n, tile.across
-    a, b, copies = operands_of(form)
+    (a, b, copies, which), sparse = operands_of(form), form.atom.sparse
     ring = async_ring.ring(form.stages, tile.stage, form.cp_async)
     locate = blocks.located(tile.bm, tile.bn, CHUNK_BYTES, CHUNK_BYTES)
     walk = blocks.walk(tile.across, form.chunk, form.linear)
@@ -305,8 +344,8 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
     FILLED, MULTIPLIED = async_ring.FILLED, async_ring.MULTIPLIED
 
     @inline
-    def body(x, w, partial, counter, matrices, images, lines, e):
-        base, tid = chunks.base(), i32(cuda.threadIdx.x)
+    def body(x, w, others, matrices, images, lines, e):
+        base, tid, (places, partial, counter) = chunks.base(), i32(cuda.threadIdx.x), others
         part, batch, m0, n0, x, w, stored = locate(x, w, matrices)
         column, first = i32(tid % across), i32(tid // across)
         here, steps = walk.begin(part, column, matrices, images)
@@ -314,6 +353,7 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
         to_a, to_b = a.first(base, tid), b.first(base, tid)
         lane, warp_m, warp_n = i32(tid % 32), i32(tid // 32 // warps_n), i32(tid // 32 % warps_n)
         from_a, from_b = a.reads(base, lane, warp_m), b.reads(base, lane, warp_n)
+        from_places = which.reads(base, lane, i32(warp_n * nj))
 
         acc, held = zeros(), copies.registers()
         stage = ring.begin()
@@ -322,10 +362,15 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
             if turn < steps:
                 a.fetch(of_a, x, here, held, to_a + stage[FILLED], matrices, images)
                 b.fetch(of_b, w, here, held, to_b + stage[FILLED], matrices, images)
+                which.fetch(places, n0, here, tid, base + stage[FILLED], matrices)
                 walk.onward(here, matrices, images)
             ring.asked()
             if turn >= ahead:
-                acc = multiply(acc, from_a + stage[MULTIPLIED], from_b + stage[MULTIPLIED])
+                if sparse:
+                    at = from_a + stage[MULTIPLIED], from_b + stage[MULTIPLIED], from_places + stage[MULTIPLIED]
+                    acc = multiply(acc, at[0], at[1], at[2])
+                else:
+                    acc = multiply(acc, from_a + stage[MULTIPLIED], from_b + stage[MULTIPLIED])
                 ring.advance(stage, MULTIPLIED)
             if through_registers and turn < steps:
                 a.store(held, to_a + stage[FILLED])
@@ -344,7 +389,7 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
         for i in range(mi):
             results.turn(acc, slab, to, i, lane, (m0, n0, warp_m, warp_n, i, batch, stored, matrices, e))
 
-    kernel, signature = blocks.entry(body, splits, None if all(form.k_major) else panels.Lines, extra)
+    kernel, signature = blocks.entry(body, splits, None if all(form.k_major) else panels.Lines, extra, sparse)
     return Function(kernel, signature, tile.threads, tile.blocks)
 
 
@@ -398,12 +443,34 @@ class _Mma(OneWay):
         ranked.sort(key=lambda r: r[0])
         for _, config in ranked[:12]:
             yield config
+        if _uncompressed(way, program, arch) is None:
+            yield from self._sparse_configs(way, program, problem, arch)
+
+    def _sparse_configs(self, way: Op, program: Program, problem: Problem, arch: Arch) -> Iterator[Config]:
+        """Those that read 2:4 weights compressed."""
+        steps = ceil_div(problem.depth * problem.x.dtype.size, 128)
+        sizes = [(t.bm, t.bn) for t in SPARSE if stages_of(replace(t, places=_places_of(problem)), arch)]
+        splits = {split_steps(steps, s)[0] for s in (1, 2, 4, 8, 16)}
+        found: list[Config] = [
+            {"bm": bm, "bn": bn, "bk": 128 // problem.x.dtype.size, "splits": n, "sparse": True}
+            for bm, bn in sizes
+            for n in sorted(splits)
+            if n == 1 or ceil_div(problem.rows, bm) * ceil_div(problem.stored, bn) * n * bm * bn * 4 <= MOST_SCRATCH
+        ]
+        yield from sorted(found, key=lambda c: self.cost_of(way, program, c, arch))[:8]
+
+    def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
+        return None if of_warpgroups(arch) else self.supports(op, program, arch) or _uncompressed(op, program, arch)
 
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(way, program)
         assert isinstance(problem, Problem)
         loads, moving = len(epilogue.loads_by_row(way, program)), traffic_us(way, program, arch)
-        return _time(problem, _tile(problem, config), int(config["splits"]), arch, loads, moving)  # type: ignore[arg-type]
+        form, fewer = _read(way, program, config), 0.0
+        if form:
+            fewer = memory_us([problem.w], arch) - memory_us([program.tensors[name] for name in form.tensors], arch)
+        time = _time(problem, _tile(problem, config), int(config["splits"]), arch, loads, moving - fewer)  # type: ignore[arg-type]
+        return time * DOUBT if form else time
 
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(way, program)
@@ -414,11 +481,15 @@ class _Mma(OneWay):
         splits, each = split_steps(_steps(problem, tile), int(config["splits"]))  # type: ignore[arg-type]
         stored = epilogue.describe(way, program, epilogue.frame_of(way, program))
         stages = stages_of(tile, arch)
-        args: list[Arg] = [Ptr(problem.x.name), Ptr(problem.w.name)]
+        form = _read(way, program, config)
+        args: list[Arg] = [Ptr(problem.x.name), *map(Ptr, form.tensors if form else [problem.w.name])]
         if splits > 1:
             args += [Scratch(), Counters()]
         channels = round_up(problem.channels, max(CHUNK, chunk)) // chunk  # of w: taps are neighbours, with their padding
-        args += [I32(v) for v in scalars(problem, tile.bm, tile.bn, tile.across * chunk, each, chunk, channels).values()]
+        numbers = scalars(problem, tile.bm, tile.bn, tile.across * chunk, each, chunk, channels)
+        if form:
+            numbers["w_row"] = program.tensors[form.tensor].strides[0] // chunk
+        args += map(I32, numbers.values())
         if not all(problem.k_major):
             args += map(I32, (problem.channels, problem.x_pixel[3] // chunk, problem.w_tap[2] // chunk))
         tm, tn = tiles(problem, tile.bm, tile.bn)
@@ -432,6 +503,7 @@ class _Mma(OneWay):
             k_major=problem.k_major,
             split=splits > 1,
             epilogue=stored.params,
+            **({"sparse": True} if form else {}),
         )  # fmt: skip
         launch = Launch(compiled, (count, splits, 1), tile.threads, (*args, *stored.args), tile.smem(stages))
         if splits == 1:
@@ -441,11 +513,14 @@ class _Mma(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         x, w = map(DType, params["types"])
         floats = params["types"] == FLOATS
-        atom = warp_atom(arch, PART, PART) if floats else atom_of(x, w, arch)
+        atom, tile = warp_atom(arch, PART, PART) if floats else atom_of(x, w, arch), BY_SHAPE[tuple(params["tile"])]
+        if params.get("sparse"):
+            atom = warp_atom(arch, OPERANDS[w], OPERANDS[x], sparse=True)
+            tile = replace(tile, places=PLACES // x.bits)
         assert atom is not None
         how = {name: params[name] for name in ("stages", "linear", "k_major", "split")} | {"floats": floats}
         how["kinds"] = (OPERANDS[x], OPERANDS[w]) if x.bits == 8 else (None, None)
-        return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), BY_SHAPE[tuple(params["tile"])], **how), params["epilogue"])
+        return build_tile(Form(atom, arch.has(Feature.ASYNC_COPIES), tile, **how), params["epilogue"])
 
 
 def atom_of(x: DType, w: DType, arch: Arch) -> Atom | None:
@@ -473,7 +548,42 @@ def _unfit_floats(problem: Problem, arch: Arch) -> str | None:
 
 
 def _tile(problem: Problem, config: Config) -> Tile:
-    return BY_SHAPE[config["bm"], config["bn"], int(config["bk"]) * problem.x.dtype.size]  # type: ignore[index]
+    tile = BY_SHAPE[config["bm"], config["bn"], int(config["bk"]) * problem.x.dtype.size]  # type: ignore[index]
+    return replace(tile, places=_places_of(problem)) if config.get("sparse") else tile
+
+
+def _places_of(problem: Problem) -> int:
+    """Bytes of places of a column of weights that are 2:4, in a step."""
+    return PLACES // problem.x.dtype.bits
+
+
+def _read(way: Op, program: Program, config: Config) -> Sparse | None:
+    """The compressed form of the weights, if the config reads that."""
+    if not config.get("sparse"):
+        return None
+    form = sparse_form(way, program)
+    assert form, "the weights have no 2:4 form"
+    return form
+
+
+def _uncompressed(way: Op, program: Program, arch: Arch) -> str | None:
+    """None if 2:4 weights can be read compressed, else the rule that does not hold."""
+    form, problem = sparse_form(way, program), describe(way, program)
+    if form is None or not isinstance(problem, Problem):
+        return "its weights are not 2:4"
+    if of_warpgroups(arch):
+        return f"{arch.name} has sparse products of warpgroups, which are faster"
+    x, w = (OPERANDS.get(t.dtype, "") for t in (problem.x, problem.w))
+    atom = warp_atom(arch, w, x, sparse=True) if x and w else None
+    if atom is None or atom.rough:
+        return f"{arch.name} has no sparse products of {problem.x.dtype.value} that a warp makes"
+    if not all(problem.k_major):
+        return f"{problem.x.name} is transposed; sparse Tensor Cores take both along K"
+    if problem.batches > 1:
+        return f"it has {problem.batches} batches; 2:4 weights are one matrix's"
+    if problem.taps != (1, 1) and problem.channels % (step := 128 // problem.x.dtype.size):
+        return f"its taps have {problem.channels} channels, not a multiple of {step}"
+    return None
 
 
 def _steps(problem: Problem, tile: Tile) -> int:

@@ -285,7 +285,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
     results = results_of(form, store, epilogue.Form.decoded(epilogue_params).taken)
 
     @inline
-    def body(x, w, partial, counter, matrices, images, more, e):
+    def body(x, w, others, matrices, images, more, e):
         base, tid = mma.shared_address(cuda.shared.array(0, types.float32)), i32(cuda.threadIdx.x)
         part, batch, m0, n0, x, w, stored = locate(x, w, matrices)
         column, first = i32(tid % across), i32(tid // across)
@@ -311,6 +311,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
             fill = u32(stage) - fill
 
         if splits:
+            _, partial, counter = others
             own = parts.place(partial, tid)
             if not parts.is_last(acc, own, part, counter):
                 return

@@ -24,9 +24,9 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
 while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
-of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, which must be
-halves: a warpgroup fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the
-products are there. Otherwise lanes store rows, whose loads overlap.
+of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, halves one
+by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by channel, of
+which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import coarse
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
-from tccompile.kernels.implicit_gemm import OneWay, Problem, describe, sparse_form, unfit
+from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
@@ -55,9 +55,6 @@ from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, c
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
-
-DOUBT = 1.05
-"""By which times with 2:4 weights are estimated longer: where they bring nothing, dense ones stay."""
 
 CHEAPEST = 16
 """Configs to offer; and then each with fewer blocks than all that are cheaper, which leaves room to others."""
@@ -113,17 +110,26 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     """
     from tccompile.kernels.parts import sums
     from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, inline
+    from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, bn = tile_order.placing(), t.bn
-    sum_up = sums.summing(ring, product, results, t.added)
+    place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
+    sum_up, staged = sums.summing(ring, product, results, t.added), t.staged * t.writers // t.teams
+    sync_teams, arrive_teams = hw.meeting(t.consumers)
 
     @inline
     def consume(thread, buffers, rows, order, share, tiles, e):
-        base, warp, lane, _, _ = thread
+        base, warp, lane, tid, rank = thread
         index, stride = tiles
-        operands = product.operands(base, warp)
         (slot, parity), turn = ring.reader(), i32(0)
+        if in_teams:  # the second one's first tile, and its places for results, come behind the first one's
+            team, others = i32(1 if warp >= warps else 0), i32(share[1] - share[0])
+            warp = i32(warp - team * warps)
+            thread = u32(base + team * staged), warp, lane, tid, rank
+            slot, parity = ring.skip(slot, parity, i32(team * others))
+            index, stride = i32(index + team * stride), i32(2 * stride)
+            if team == 1:
+                arrive_teams(i32(1))
+        operands = product.operands(base, warp)
         if warp == 0 and lane * 8 < bn and index < order[0]:  # of the first tile, as there is nothing to do but wait
             _, column, _ = place(index, order)
             results.ahead(i32(column * bn + lane * 8), e)
@@ -136,7 +142,12 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
             row, column, batch = place(index, order)
             read = results.keep(i32(column * bn + warp * 16 + (lane >> 2)), e)
             tile = batch, rows, row, column
+            if in_teams:  # stages before its own have been read, so that it waits for no phase but the next
+                sync_teams(i32(1 + team))
             acc, slot, parity = sum_up(share, buffers, operands, slot, parity, thread, tile, e)
+            if in_teams:
+                arrive_teams(i32(2 - team))
+                slot, parity = ring.skip(slot, parity, others)
             index = i32(index + stride)
             if results.early and index < order[0]:
                 row, column, batch = place(index, order)
@@ -163,7 +174,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.consumers // 128)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
     product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
@@ -286,9 +297,14 @@ class Hopper(OneWay):
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
         ]
+        if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
+            candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
         sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
+        boxed = boxed_results(way, program, problem, 1)
+        if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
+            sparse = [c for c in sparse if c["split"] > 1]
         for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
@@ -300,12 +316,14 @@ class Hopper(OneWay):
     def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
         """What the sizes must be for a config."""
         problem, how = self._described(way, program)
-        boxed = boxed_results(way, program, problem, 2)
-        turned = boxed is not None and boxed.size == RESULT
+        boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
+            if config.get("teams"):
+                bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
+                return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1
             return turned or not config.get("swapped")
 
         return takes
@@ -379,6 +397,7 @@ class Hopper(OneWay):
                 kinds=t.kinds,
                 result=t.result,
                 sparse=t.sparse,
+                **({"teams": t.teams} if t.teams > 1 else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -392,7 +411,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added)
+        t = Tile(**chosen, added=added, teams=params.get("teams", 1))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         return _function(t, copied, params["rows"], params["epilogue"])
 
@@ -421,8 +440,7 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
     """The config's tile; `boxed`: how results may go to y in boxes, which those of a split do not."""
     if config["split"] > 1:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
-    turned = boxed is not None and boxed.size == RESULT
-    assert turned or not config.get("swapped"), "results of swapped operands go to y in boxes of 16 bits, or through a cluster"
+    assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     return tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)

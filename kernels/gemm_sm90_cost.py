@@ -89,7 +89,10 @@ def time_us(
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
-    return waves * (steps * step + tail + storing) - early * step
+    summing = steps * step + tail
+    if t.teams > 1:  # one multiplies while the other stores
+        return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
+    return waves * (summing + storing) - early * step
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:
@@ -105,6 +108,8 @@ def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: in
         return own.split_us + own.split_sums_us * results + own.split_load_us * loads + tile
     if not t.boxed:
         return (own.row_us + own.row_load_us * loads) * results
+    if t.paired:
+        return (own.byte_swapped_us + own.byte_swapped_load_us * loads) * results
     if t.swapped:  # a lane has read its bias before
         return (own.box_swapped_us + own.box_swapped_load_us * loads) * results
     if t.result < RESULT:

@@ -56,6 +56,7 @@ class Tile:
     kinds    PTX's types of the operands' elements
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
+    teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     """
 
     bm: int
@@ -68,6 +69,7 @@ class Tile:
     kinds: tuple[str, str] = ("f16", "f16")
     result: int = RESULT
     sparse: bool = False
+    teams: int = 1
 
     @property
     def atom(self) -> Atom:
@@ -82,7 +84,7 @@ class Tile:
     @property
     def consumers(self) -> int:
         """Threads that multiply."""
-        return 2 * self.product[0]
+        return 2 * self.product[0] * self.teams
 
     @property
     def exchange(self) -> bool:
@@ -91,13 +93,13 @@ class Tile:
         A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
         """
         rows, columns = self.product
-        return rows == 192 or (rows == 128 and columns > 128)
+        return rows == 192 or (rows == 128 and columns > 128) or self.teams > 1
 
     @property
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        return 40, (launched * self.threads // 128 - 40) // (self.product[0] // 64) // 8 * 8
+        return 40, (launched * self.threads // 128 - 40) // (self.consumers // 128) // 8 * 8
 
     @property
     def threads(self) -> int:
@@ -120,7 +122,12 @@ class Tile:
         a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
         if self.sparse:
             return a, Operand(self.bn, self.bm * ROW, of_b, ROW // 2, 1, True)
-        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1])
+        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired)
+
+    @property
+    def paired(self) -> bool:
+        """Whether a lane's two channels are neighbours: of bytes, which stmatrix turns back two at a time."""
+        return self.boxed and self.swapped and self.result < RESULT
 
     @property
     def columns(self) -> int:
@@ -166,19 +173,20 @@ class Tile:
     @property
     def writers(self) -> int:
         """How many have a place of their own to stage results in: warps of 16 rows, swapped warpgroups of 64 columns."""
-        return self.product[0] // (64 if self.swapped else 16)
+        return self.product[0] // (64 if self.swapped else 16) * self.teams
 
     @property
     def ahead(self) -> int:
-        """Tiles that have room in such a place: two where what is added takes little of it."""
-        return 2 if self.added and self.result < RESULT else 1
+        """Tiles that have room in such a place: two where results take little of it: what is added comes a tile ahead, and a
+        swapped warpgroup's box is filled while the one before is stored."""
+        return 2 if self.result < RESULT and (self.added or self.paired) else 1
 
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
         boxes = self.ahead * self.bn // self.columns if self.added else BOXES
         if self.swapped:
-            boxes = min(self.bm // self.piece, PIECES)
+            boxes = self.ahead * min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property
@@ -217,7 +225,8 @@ def tile(
     each = ceil_div(steps, config["split"])
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
-    return _fitting(Tile(*shape, boxed, added, kinds, result, config.get("sparse", False)), arch.smem_block)
+    more = config.get("sparse", False), config.get("teams", 1)
+    return _fitting(Tile(*shape, boxed, added, kinds, result, *more), arch.smem_block)
 
 
 @cache

@@ -26,6 +26,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
+from tccompile.kernels.gemm_mma import AS_HALVES
 from tccompile.kernels.implicit_gemm import CHUNK, CHUNK_BYTES, MOST_SCRATCH, OPERANDS, Problem, describe, unaligned, unfit
 from tccompile.kernels.ptx.atoms import Atom, warp_atom
 from tccompile.kernels.rates import measured
@@ -167,6 +168,8 @@ class _Gemv(TextKernel):
         rate = min(
             arch.gbps * 1e3 * (own.tensor_cores if self.tensor_cores else 1.0), flying / own.latency_us
         )  # as measured on an H200
+        if self.tensor_cores and s.streamed.dtype in FLOAT8 and arch.cc[0] in AS_HALVES:
+            rate *= own.widened
         rate /= 1 + own.across * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
         again = (

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir import packed
-from tccompile.ir.extent import Extent, ceil_div, hint, round_up
+from tccompile.ir.extent import Extent, ceil_div, most, round_up
 from tccompile.ir.forms import Packed
 from tccompile.ir.ops import Gemm, Op
 from tccompile.ir.program import Program
@@ -89,8 +89,8 @@ class _Packed(TextKernel):
         yield from (config for _, config in ranked[:8])
 
     def rows(self, shares: _Shares) -> int:
-        """Rows of x as the code has them."""
-        few: int = hint(shares.problem.rows)
+        """Rows of x as the code has them: room for the most that there are at any size."""
+        few = most(shares.problem.rows)
         return round_up(few, 8) if self.tensor_cores else 1 << (few - 1).bit_length()
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:

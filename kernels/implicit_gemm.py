@@ -41,6 +41,9 @@ MIXED = (frozenset({DType.I8, DType.U8}), frozenset(FLOAT8))
 MOST_SCRATCH = 64 << 20
 """Bytes of workspace up to which K is split: the arena has room for them while the step runs."""
 
+DOUBT = 1.05
+"""By which times with 2:4 weights are estimated longer: where they bring nothing, dense ones stay."""
+
 
 E = TypeVar("E", bound=Extent)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Epilogue, Expr, View
-from tccompile.ir.extent import Extent
+from tccompile.ir.extent import Extent, same
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -26,6 +26,13 @@ def filled(op: Op, program: Program, expr: Expr, views: tuple[View, ...], arch: 
     first = Pointwise(nodes=op.nodes, y=op.y, epilogue=Epilogue(expr, views))
     kernel = PointwiseKernel()
     return kernel.work(first, program, next(kernel.configs(first, program, arch)), arch).launches
+
+
+def padding_filled(op: Op, program: Program, expr: Expr, arch: Arch) -> tuple[Launch, ...]:
+    """The launches that write `expr` to all of y, ahead of what does not write its padding; none where it never has any."""
+    y = program.tensors[op.y]
+    padded = not all(same(a, b) for a, b in zip(y.padded, y.shape, strict=True))
+    return filled(op, program, expr, (), arch) if padded else ()
 
 
 def refusal(op: Op, program: Program) -> str | None:

@@ -37,6 +37,7 @@ class NormKernel(TextKernel):
 
     name = "norm"
     realises = Norm
+    stores_twice = True
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Norm)

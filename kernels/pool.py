@@ -1,6 +1,7 @@
 """Max and mean over windows of images and signals, on every generation: a thread computes the channels of one vector.
 
 Windows of up to 16 elements are unrolled, so that all their loads are in flight at once; of larger ones, the rows are.
+Maxima of bytes are those of words, of which each 16 bits are compared at once: see `memory.larger_bytes`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import Lines, Parameters, divider, split
+from tccompile.kernels.codegen import Lines, Parameters, divider, split, tuple_of
 from tccompile.kernels.loops import LIMIT, refusal
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code, traffic_us
-from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic
+from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
 
 THREADS = 128
 UNROLLED = 16
@@ -50,7 +51,7 @@ class PoolKernel(TextKernel):
         taps = math.prod(op.window)
         reads = math.prod(program.op_shape(op)) * taps
         own = measured(arch).pool
-        issue = reads * own.tap / (arch.fp32_tflops * 1e6 / 2)
+        issue = reads * (own.tap_of_bytes if _by_words(op, program) else own.tap) / (arch.fp32_tflops * 1e6 / 2)
         waits = own.wait_us * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / own.at_once)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, waits)
 
@@ -79,9 +80,9 @@ class PoolKernel(TextKernel):
             numbers += [strides[a], pads[a], dilations[a], extents[a], low, high]
         numbers += window
         params = code(
-            self.name, kind=op.kind, x=x.dtype.value, vector=_vectors(x, lanes), lanes=lanes, window=unrolled,
-            tail=order[-1] == 1 and groups * lanes > (x.padded[1] if lanes > 1 else shape[1]), by_group=by_group, order=order,
-            epilogue=spec.params,
+            self.name, kind=op.kind, x=x.dtype.value, vector=_vectors(x, lanes), words=_by_words(op, program), lanes=lanes,
+            window=unrolled, tail=order[-1] == 1 and groups * lanes > (x.padded[1] if lanes > 1 else shape[1]), by_group=by_group,
+            order=order, epilogue=spec.params,
         )  # fmt: skip
         args = (Ptr(op.x), *map(I32, numbers), *spec.args)
         return Work((Launch(params, (ceil_div(rows * groups, THREADS), 1, 1), THREADS, args),))
@@ -98,6 +99,7 @@ class _Shape:
     kind      "max" or "mean"
     x         the name of x's type
     vector    whether a thread reads its lanes by one access, not each by its own
+    words     whether it compares the bytes of words
     lanes     channels that a thread computes
     window    extents of the window along H and W; 0 for an axis that a loop goes along
     tail      whether the last group of lanes has some that x does not have
@@ -108,6 +110,7 @@ class _Shape:
     kind: str
     x: str
     vector: bool
+    words: bool
     lanes: int
     window: tuple[int, int]
     tail: bool
@@ -128,6 +131,7 @@ class _Writer:
         self.shape, self.stored, self.x = shape, stored, DType(shape.x)
         self.taken, self.out = Parameters(), Lines()
         self.acc = [f"s{i}" for i in range(shape.lanes)]
+        self.count = shape.lanes // 4  # words
 
     def text(self) -> KernelText:
         shape, taken, out = self.shape, self.taken, self.out
@@ -140,13 +144,26 @@ class _Writer:
         m, group = (slow, quick) if shape.by_group else (quick, slow)
         self.c = out.let(f"i32({group} * {shape.lanes})")
         self._place(base, dict(zip(shape.order, [*split(out, m, inner), self.c], strict=True)))
-        body = [*out.lines, *self._window(), *(self._mean() if shape.kind == "mean" else [])]
+        body = [
+            *out.lines,
+            *self._window(),
+            *(self._mean() if shape.kind == "mean" else []),
+            *(self._largest() if shape.words else []),
+        ]
         body.append(f"store(({''.join(f'{s}, ' for s in self.acc)}), {m}, {self.c}, e)")
         lines = [f"t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)", f"if t < {total}:", *indented(body)]
-        how = "load" if self.x.is_float else "load_floats"
-        load = intrinsic(f"ptx.memory.{how}", self.x, shape.lanes if shape.vector else 1, True)
-        scope = {"load": load, "store": self.stored.function}
+        scope = {"load": self._load(), "store": self.stored.function}
+        if shape.words:
+            scope |= {name: intrinsic(f"ptx.memory.{name}", self.x) for name in ("larger_bytes", "largest_bytes")}
         return KernelText({**taken.signature, "e": self.stored.kinds}, lines, scope, THREADS)
+
+    def _load(self) -> Intrinsic:
+        shape = self.shape
+        if shape.words:
+            return intrinsic("ptx.memory.load_words", self.count, "global", 0 if self.x is DType.U8 else 0x80808080)
+        return intrinsic(
+            f"ptx.memory.{'load' if self.x.is_float else 'load_floats'}", self.x, shape.lanes if shape.vector else 1, True
+        )
 
     def _place(self, base: str, coordinates: dict[int, str]) -> None:
         """Where the window of the result with these coordinates begins."""
@@ -161,6 +178,8 @@ class _Writer:
         window = self.shape.window
         first = "f32(-inf)" if self.shape.kind == "max" else "f32(0)"
         body = [f"{s} = {first}" for s in self.acc]
+        if self.shape.words:
+            body = [f"{self._words('h')} = load({self.where}, i32(0))", *(f"l{k} = h{k}" for k in range(self.count))]
         if window[0]:
             return body + [line for r in range(window[0]) for s in range(window[1]) for line in self._tap(str(r), str(s))]
         body.append(f"for r in range({self.sizes[0]}):")
@@ -175,6 +194,9 @@ class _Writer:
         lines = [f"h = i32({self.starts[0]} + {r} * {axes[0][2]})", f"w = i32({self.starts[1]} + {s} * {axes[1][2]})"]
         lines.append(f"inside = within(h, 0, {axes[0][3]}) & within(w, 0, {axes[1][3]})")
         lines.append(f"at = {self.where} + i64(h) * (i64({steps[2]}) * {size}) + i64(w) * (i64({steps[3]}) * {size})")
+        if shape.words:
+            lines.append(f"{self._words('x')} = load(at, inside)")
+            return lines + [f"h{k}, l{k} = larger_bytes(h{k}, l{k}, x{k})" for k in range(self.count)]
         for i in range(1 if shape.vector else shape.lanes):
             element = f" + i64({i}) * (i64({steps[1]}) * {size})" if i else ""
             guard = f" & within(i32({self.c} + {i}), 0, {self.channels})" if shape.tail else ""
@@ -183,6 +205,14 @@ class _Writer:
             value = f"x0[{i}]" if shape.vector else f"x{i}"
             lines.append(f"{acc} = " + step.format(s=acc, v=value))
         return lines
+
+    def _words(self, name: str) -> str:
+        return tuple_of([f"{name}{k}" for k in range(self.count)])
+
+    def _largest(self) -> list[str]:
+        """The largest bytes as float32."""
+        fours = (self.acc[4 * k : 4 * k + 4] for k in range(self.count))
+        return [f"{', '.join(four)} = largest_bytes(h{k}, l{k})" for k, four in enumerate(fours)]
 
     def _mean(self) -> list[str]:
         """Divides the sums by the number of elements that count."""
@@ -204,6 +234,16 @@ def _lanes(op: Op, program: Program) -> int:
     """8 channels a thread where x has them in vectors, else one."""
     assert isinstance(op, Pool)
     return 8 if epilogue.frame_of(op, program)[-1] == 1 and _vectors(program.tensors[op.x], 8) else 1
+
+
+def _by_words(op: Pool, program: Program) -> bool:
+    """Whether bytes are compared word by word: where each window has an element of x, and so a maximum that is a byte."""
+    x, lanes = program.tensors[op.x], _lanes(op, program)
+    if op.kind != "max" or x.dtype not in (DType.I8, DType.U8) or not _vectors(x, lanes):
+        return False
+    shape = program.op_shape(op)[2:]
+    axes = zip(op.window, op.strides, op.pads, op.dilations, x.shape[2:], shape, strict=True)
+    return all(d == 1 and p < w and (n - 1) * s - p < extent for w, s, p, d, extent, n in axes)
 
 
 def _vectors(x: Tensor, lanes: int) -> bool:

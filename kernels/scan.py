@@ -18,7 +18,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import COMPUTE, Lines, Parameters, split
 from tccompile.kernels.cumulate import COMBINE
-from tccompile.kernels.lines import THREADS, address, dividers, filled, outermost_first, refusal, take_dividers
+from tccompile.kernels.lines import THREADS, address, dividers, filled, outermost_first, padding_filled, refusal, take_dividers
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Scratch, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, indented, intrinsic
@@ -101,7 +101,7 @@ class ScanKernel(_Scan):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Cumulate)
         y = program.tensors[op.y]
-        first = filled(op, program, const(0, y.dtype.compute), (), arch) if y.padded != y.shape else ()
+        first = padding_filled(op, program, const(0, y.dtype.compute), arch)
         if not y.size:
             return Work(first)
         params = {"combine": op.combine, "exclusive": op.exclusive, "reverse": op.reverse}

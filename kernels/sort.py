@@ -20,7 +20,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters, split
-from tccompile.kernels.lines import THREADS, address, dividers, filled, outermost_first, refusal, take_dividers
+from tccompile.kernels.lines import THREADS, address, dividers, outermost_first, padding_filled, refusal, take_dividers
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Scratch, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, indented, intrinsic
@@ -85,7 +85,7 @@ class SortKernel(TextKernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, TopK)
         x, y, tile = program.tensors[op.x], program.tensors[op.y], config["tile"]
-        first = filled(op, program, const(0, DType.I64), (), arch) if y.padded != y.shape else ()
+        first = padding_filled(op, program, const(0, DType.I64), arch)
         if not y.size:
             return Work(first)
         fan = config.get("fan", 2)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,7 @@ class Work:
     launches: tuple[Launch, ...]
     scratch: Extent = 0  # bytes of workspace
     counters: Extent = 0  # bytes of counters
+    within: int = -1  # of an op that launches nothing: the number of the one whose launches compute it too; else -1
 
 
 @dataclass(frozen=True)
@@ -157,18 +158,54 @@ class Function:
 # --- Kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernel(ABC):
-    """A kernel family. Subclasses state the first three attributes.
+class Family(ABC):
+    """Codes of one kind, by their parameters. Subclasses state the attributes.
 
-    Those that derive from `Kernel` itself write their code as a Python function for Numba, in `build`, and tests run the PTX that
-    it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
+    Those that derive from `Kernel` or `Joint` write their code as a Python function for Numba, in `build`, and tests run the PTX
+    that it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
     """
 
     name: str
-    realises: type[Op]
     tensor_cores: bool = False
+
+    @abstractmethod
+    def build(self, arch: Arch, **params: Value) -> Function:
+        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
+
+    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
+        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
+        return None
+
+
+class Joint(Family):
+    """A kernel family of several ops in one launch, given in the program's order. What its methods answer is what those of
+    `Kernel` do."""
+
+    @abstractmethod
+    def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
+        """Ops that one launch may compute, by number: the one in whose step it is, and all of them."""
+
+    @abstractmethod
+    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None: ...
+
+    @abstractmethod
+    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]: ...
+
+    @abstractmethod
+    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float: ...
+
+    @abstractmethod
+    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work: ...
+
+
+class Kernel(Family):
+    """A kernel family of one op."""
+
+    realises: type[Op]
     reads_integers: bool = False
     """Whether it reads weights as integers in blocks (`forms.Packed`), and in no other form."""
+    stores_twice: bool = False
+    """Whether it stores a second result (`Op.also`), where the op has one."""
 
     @abstractmethod
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
@@ -195,14 +232,6 @@ class Kernel(ABC):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         """The launches for the op."""
 
-    @abstractmethod
-    def build(self, arch: Arch, **params: Value) -> Function:
-        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
-
-    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
-        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
-        return None
-
 
 # --- For cost models -------------------------------------------------------------------------------------------------
 
@@ -213,11 +242,11 @@ def memory_us(tensors: list[Tensor], arch: Arch) -> float:
 
 
 def traffic_us(op: Op, program: Program, arch: Arch) -> float:
-    """Time to read the op's inputs and write its output once; of what only views read, no more than one element for each of y."""
+    """Time to read the op's inputs and write its results once; of what only views read, one element for each of y at most."""
     y = program.tensors[op.y]
     read = {n: memory_us([program.tensors[n]], arch) for n in op.inputs}
     for n in read.keys() - {*op.operands}:
         t = program.tensors[n]
         seen = sum(view.tensor == n for view in op.views) * hint(math.prod(y.padded)) * t.dtype.size / (arch.gbps * 1e3 * 0.9)
         read[n] = min(read[n], seen)
-    return sum(read.values()) + memory_us([y], arch)
+    return sum(read.values()) + memory_us([program.tensors[name] for name in op.results], arch)

@@ -22,7 +22,7 @@ from tccompile.ir.extent import Extent, ceil_div, hint, least, most, round_up
 from tccompile.ir.ops import Op, Suppress
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.lines import filled, refusal
+from tccompile.kernels.lines import padding_filled, refusal
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import F32, I32, Arg, Config, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, DeviceText, KernelText, TextKernel, indented, intrinsic, parameters
@@ -90,7 +90,7 @@ class SuppressKernel(TextKernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Suppress)
         y = program.tensors[op.y]
-        first = filled(op, program, const(False, DType.BOOL), (), arch) if y.padded != y.shape else ()
+        first = padding_filled(op, program, const(False, DType.BOOL), arch)
         if not y.size:
             return Work(first)
         rounds, later = _Rounds(op, program, config["round"]), list[Launch]()

@@ -22,9 +22,9 @@ from tccompile.kernels.lines import (
     THREADS,
     address,
     dividers,
-    filled,
     inner,
     outermost_first,
+    padding_filled,
     refusal,
     take_dividers,
 )
@@ -58,7 +58,7 @@ class TopKKernel(TextKernel):
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, TopK)
         x, y = program.tensors[op.x], program.tensors[op.y]
-        first = filled(op, program, const(0, DType.I64), (), arch) if y.padded != y.shape else ()
+        first = padding_filled(op, program, const(0, DType.I64), arch)
         if not y.size:
             return Work(first)
         rows = outermost_first([a for a in range(x.rank) if a != op.axis], x)

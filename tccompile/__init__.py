@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tccompile.custom.operators import op as op
     from tccompile.load.model import sources as weights
     from tccompile.pipeline import compile as compile
-    from tccompile.plan.format import Plan as Plan
+    from tccompile.plan.file import Plan as Plan
     from tccompile.rewrites.own import rewrite as rewrite
     from tccompile.runtime.session import Session as Session
     from tccompile.runtime.session import Value as Value
@@ -38,7 +38,7 @@ __version__ = "0.1.0"
 __all__ = ["Plan", "Session", "Value", "check", "compile", "errors", "inspect", "op", "rewrite", "verify", "weights"]
 
 _WHERE = {
-    "Plan": ("tccompile.plan.format", "Plan"),
+    "Plan": ("tccompile.plan.file", "Plan"),
     "Session": ("tccompile.runtime.session", "Session"),
     "Value": ("tccompile.runtime.session", "Value"),
     "check": ("tccompile.api", "check"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.python import speaking_python
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def check(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     nchwc_block: int | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Report:
     """What of a model is not supported, and where the model can be cut so that the rest is. Writes nothing, needs no GPU.
 
@@ -42,7 +43,7 @@ def check(
     from tccompile.load.model import in_memory
 
     sets = tuple(entries) if entries is not None else (shapes or {},)
-    return check_entries(part(in_memory(model), inputs, outputs), sets, nchwc_block)
+    return check_entries(part(in_memory(model), inputs, outputs), sets, nchwc_block, limits)
 
 
 @speaking_python

@@ -143,33 +143,39 @@ class Report:
         return [{**m.to_json(), "cut": command} for m in self.missing]
 
 
-def check(model: Model, entries: Sequence[Shapes], block: int | None = None) -> Report:
+def check(model: Model, entries: Sequence[Shapes], block: int | None = None, limits: Mapping[str, int] | None = None) -> Report:
     """What of a model is not supported, or not valid, for any of the entries; nothing if it can be compiled.
 
     An input whose shape is open is one of that, and the rest is looked at with an example of its shape.
 
-    block  how many channels a block has, as `load.read` takes it
+    block, limits  as `load.read` takes them
     Raises UsageError for shapes that do not fit, and what `load.parsed` raises of a file that is no model.
     """
-    found = _find(model, entries, block)
+    found = _find(model, entries, block, limits)
     refused = replace(found, issues=[issue for issue in found.issues if not issue.open])
-    return Report(_grouped(found.issues), _way_round(model, entries, refused, block) if refused.issues else None)
+    return Report(_grouped(found.issues), _way_round(model, entries, refused, block, limits) if refused.issues else None)
 
 
-def advise(error: TccompileError, model: Model, entries: Sequence[Shapes], block: int | None = None) -> None:
+def advise(
+    error: TccompileError,
+    model: Model,
+    entries: Sequence[Shapes],
+    block: int | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> None:
     """Adds to what a refusal of a model says where the model can be cut, and that more is missing."""
     with suppress(TccompileError):  # it is this error that is to be told
-        report = check(model, entries, block)
+        report = check(model, entries, block, limits)
         more = len(report.missing) - 1
         says = [f"{more} more {'things are' if more > 1 else 'thing is'} missing: --check lists all"] if more > 0 else []
         says += [report.cut.text] if report.cut else []
         error.args = ("\n".join((str(error), *says)),)
 
 
-def _find(model: Model, entries: Sequence[Shapes], block: int | None) -> Findings:
+def _find(model: Model, entries: Sequence[Shapes], block: int | None, limits: Mapping[str, int] | None = None) -> Findings:
     """One issue for each node at most."""
     try:
-        opened = read(model, block)
+        opened = read(model, block, limits)
     except (UnsupportedError, ModelError) as error:
         return Findings(_as_a_whole(error, parsed(model)[0]))
     issues: dict[tuple[str, ...], Issue] = {}
@@ -348,7 +354,9 @@ class Candidate:
     ends: bool  # elsewhere than the model does
 
 
-def _way_round(model: Model, entries: Sequence[Shapes], found: Findings, block: int | None) -> Cut | None:
+def _way_round(
+    model: Model, entries: Sequence[Shapes], found: Findings, block: int | None, limits: Mapping[str, int] | None
+) -> Cut | None:
     """The cut of a model that keeps most of it and of which all is supported, as far as can be told, or None."""
     model = model.model if isinstance(model, Tuned) else model  # what is supported depends on no values
     whole = model if isinstance(model, Part) else Part(model)
@@ -362,7 +370,9 @@ def _way_round(model: Model, entries: Sequence[Shapes], found: Findings, block: 
             with suppress(TccompileError):  # names between which there is no part, or of whose types nothing is known
                 for cut in islice(_cuts(whole, entries, candidates[rank], frontier), left):
                     left -= 1
-                    issues = _find(cut.part, cut.entries, block).issues
+                    names = {name for node in parsed(cut.part)[0].graph.node for name in (node.name, *node.output)}
+                    own = {name: most for name, most in (limits or {}).items() if name in names}
+                    issues = _find(cut.part, cut.entries, block, own).issues
                     if not issues:
                         return cut
     return None

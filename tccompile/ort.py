@@ -32,7 +32,7 @@ from tccompile.emit import cache
 from tccompile.errors import DeviceError, InputError, UsageError, extra
 from tccompile.ir.metadata import Metadata
 from tccompile.options import Options
-from tccompile.plan.format import Plan, from_bytes, is_plan, read_plan, to_bytes
+from tccompile.plan.file import Plan, from_bytes, is_plan, read_plan, to_bytes
 from tccompile.python import speaking_python
 from tccompile.runtime.driver import Memory, open_device
 from tccompile.runtime.generations import native

@@ -44,14 +44,16 @@ from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
+from tccompile.fuse.twice import store_twice
 from tccompile.ir.extent import Decisions, deciding
+from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program, verify
 from tccompile.ir.types import DType
 from tccompile.ir.weights import digest
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
-from tccompile.load.constants import decisive
+from tccompile.load.constants import decisive, remembering
 from tccompile.load.cut import Part, part
 from tccompile.load.identity import digests
 from tccompile.load.late import computing
@@ -59,12 +61,13 @@ from tccompile.load.model import Tuned, in_memory, load, metadata, read
 from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
-from tccompile.plan.format import Origin, Plan, Rewritten, Section, Step, is_plan
+from tccompile.plan.file import Plan, is_plan
+from tccompile.plan.format import Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
-from tccompile.ranges.alike import Pattern, ProgramAt, patterns
+from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
 from tccompile.ranges.box import Box, Point, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
@@ -81,7 +84,7 @@ from tccompile.runtime.generations import Named, archs_of
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
-from tccompile.stages.budget import raised_within, with_raised
+from tccompile.stages.budget import Budgeted, raised_within, with_raised
 from tccompile.stages.measure import measured
 from tccompile.stages.progress import Progress, logged, quiet
 from tccompile.stages.quantize import calibrated
@@ -234,7 +237,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
                     for shapes, dump in zip(options.entries, dumps, strict=True)
                 ]
     except (UnsupportedError, ModelError) as error:
-        advise(error, model, options.entries, options.nchwc_block)
+        advise(error, model, options.entries, options.nchwc_block, options.limits)
         raise
 
     if measuring:
@@ -405,7 +408,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = fuse(program)
+    program = held_apart(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -415,15 +418,15 @@ def to_program(
     chosen = partial(precision, mode=mode, ranges=spreads, fp32=options.fp32, bytes_count=options.quantize is None)
     formats: Callable[[Program], Program] = chosen
     if options.max_error is not None:
-        raised, note = raised_within(program, floats, chosen, spreads, options, opened, calibration)
+        raised, note = raised_within(program, floats, Budgeted(chosen, spreads, options, opened, calibration))
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights)
+    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
-    program = lay_out(program)  # what it pads to depends on the formats
+    program = store_twice(lay_out(program))  # what it pads to depends on the formats
     verify(program)
     dump.program(5, "layout", program)
     if told is not None:
@@ -467,7 +470,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return lay_out(join_groups(absorb_shuffles(formats[lowest](fused(point)))))
+                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
@@ -489,8 +492,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)
 
-    with computing(late(traced_at, inputs.box, opened.weights)):
-        found = patterns(inputs.box, program_of)
+    with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
+        found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of)]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 
@@ -543,4 +546,4 @@ def check(model: Model, options: Options) -> Report:
             opened = read(model, options.nchwc_block, options.limits)
             inputs = open_inputs(opened.proto.graph, opened.weights, options.ranges, entries[0])
             entries = tuple(map(inputs.shapes, dict.fromkeys((corners(inputs.box)[0], corners(inputs.box)[-1]))))
-        return check_entries(model, entries, options.nchwc_block)
+        return check_entries(model, entries, options.nchwc_block, options.limits)

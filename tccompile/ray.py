@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import InputError, extra
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tccompile.runtime.rows import Rows, row_sizes
 from tccompile.runtime.session import Session
 

@@ -25,7 +25,7 @@ import numpy as np
 from tccompile.errors import DeviceError, InputError, UnsupportedError, UsageError, extra
 from tccompile.ir.types import ELEMENTS, DType
 from tccompile.ir.weights import digest
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.constants import together
 from tccompile.runtime.arrays import DeviceBuffer
 from tccompile.runtime.session import Session

@@ -16,7 +16,7 @@ import numpy as np
 
 from tccompile.errors import TccompileError, UsageError
 from tccompile.ir.types import DType
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.runtime.rows import Rows, row_sizes
 from tccompile.runtime.session import Session
 

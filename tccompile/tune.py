@@ -34,13 +34,14 @@ from tccompile.ir.forms import Form, Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Rnn
 from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program
-from tccompile.ir.storage import elements, from_storage, to_storage
+from tccompile.ir.storage import elements, from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.ir.weights import Source, evaluate, sources_of
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
-from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Image
 from tccompile.schedule.choose import Candidate, Choice, candidates, is_sparse, uncopied
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import FORMAT, Table, Timing, is_current, key, read, source, with_times, write
@@ -242,15 +243,15 @@ def repeated(op: Op, program: Program, times: int) -> Program:
     ops, outputs = [], []
     for i in range(times):
         names = {}
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             t = program.tensors[name]
-            own = f"#{i}" if name == op.y else f"@{i}" if t.storage in program.constants else ""
+            own = f"#{i}" if name in op.results else f"@{i}" if t.storage in program.constants else ""
             names[name] = name + own
             base = t.base and t.base + own
             tensors[name + own] = replace(t, name=name + own, base=base)
             if base and t.base:
                 tensors[base] = replace(program.tensors[t.base], name=base)
-            if name != op.y and t.storage not in program.inputs:
+            if name not in op.results and t.storage not in program.inputs:
                 constants[t.storage + own] = Source(t.storage, (), "")
         ops.append(op.renamed(names))
         outputs += [names[op.y]] * (op.y in program.outputs)
@@ -346,9 +347,7 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
             data[t.name] = pack_constant(t, evaluate(recipe, {}))
         elif t.dtype.is_float:
             fan_in = 1
-            if t.dtype in FLOAT8:
-                pass  # such numbers have a scale beside them; smaller ones would be subnormal, of fewer digits
-            elif isinstance(op, Conv) and name == op.w:
+            if isinstance(op, Conv) and name == op.w:
                 fan_in = math.prod(t.shape[1:])
             elif (isinstance(op, Gemm) and name == op.b) or (isinstance(op, Rnn) and name == op.r):
                 fan_in = t.shape[-1]
@@ -356,6 +355,8 @@ def _data(op: Op, program: Program) -> dict[str, bytes | memoryview]:
         elif isinstance(op, Rnn):
             steps = program.tensors[op.x].shape[0]
             data[t.name] = pack_constant(t, np.full(t.shape, steps, t.dtype.numpy))  # sequences of all steps
+        elif t.dtype.size == 1 and isinstance(op, (Conv, Gemm)) and name in op.operands:  # zeros would save power, and so time
+            data[t.name] = _in_padding_zeros(t, np.resize(_bytes(), t.span).view(t.dtype.numpy))
         else:
             data[t.name] = pack_constant(t, np.resize(_normal() > 0, t.shape).astype(t.dtype.numpy))
     for name in _sparse(op, program):
@@ -394,9 +395,27 @@ def _normal() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(1_000_003, np.float32)
 
 
+@cache
+def _bytes() -> np.ndarray:
+    """As many random bytes."""
+    return np.random.default_rng(0).integers(0, 256, 1_000_003, np.uint8)
+
+
 def _random(t: Tensor, deviation: float) -> memoryview:
     """Random numbers as the bytes of a tensor's storage, made in the order in which they lie there; zeros in its padding."""
-    values = np.resize(to_storage(_normal() * np.float32(deviation), t.dtype), t.span)
+    numbers = _of_8_bits(t.dtype) if t.dtype in FLOAT8 else to_storage(_normal() * np.float32(deviation), t.dtype)
+    return _in_padding_zeros(t, np.resize(numbers, t.span))
+
+
+@cache
+def _of_8_bits(dtype: DType) -> np.ndarray:
+    """As many random floats of 8 bits, which take a while to make. Such numbers have a scale beside them; smaller ones would be
+    subnormal, of fewer digits."""
+    return to_storage(_normal(), dtype)
+
+
+def _in_padding_zeros(t: Tensor, values: np.ndarray) -> memoryview:
+    """The bytes of a tensor's storage, with zeros in its padding."""
     if t.span > t.size:
         everything, values = values, np.zeros_like(values)
         elements(values, t)[...] = elements(everything, t)

@@ -13,7 +13,7 @@ from tccompile.load.constants import decisive
 from tccompile.load.model import read
 from tccompile.options import Options, Shapes
 from tccompile.pipeline import Told, jobs_of, origin_of, to_builds, to_program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tests.small import image
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import tccompile
 from tccompile import backend
 from tccompile.errors import InputError, UnsupportedError, UsageError
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tests.backend import DIFFERENT, LISTED, OUT_OF_RANGE, REFUSED, cases, reason, verdict
 from tests.networks import reference, relative_error
 from tests.reference import ANEW, committed, operators

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tccompile.arch import ARCHS
 from tccompile.cli.commands import tccompile as command
 from tccompile.errors import UsageError
-from tccompile.plan.format import Plan, encoded_size, to_bytes
+from tccompile.plan.file import Plan, encoded_size, to_bytes
 from tccompile.schedule.choose import schedule
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import Budgets, Latency, estimate, findings, parse_latency, parse_share, parse_size, text_of
@@ -155,9 +155,14 @@ def test_a_build_that_exceeds_a_budget_writes_nothing(tmp_path: Path) -> None:
     onnx.save(net.out(net("MatMul", "x", np.ones((32, 16), np.float32))).model(), tmp_path / "m.onnx")
     command_line = [str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.plan"), "--arch", "sm_80", "-q"]
     result = CliRunner().invoke(command, [*command_line, "--max-plan-size", "1KB", "--max-vram", "1GB", "--json"])
-    found = json.loads(result.stdout)["budgets"]
+    told = json.loads(result.stdout)
+    found = told["budgets"]
+    assert told["error"] == {"code": 9, "message": "the plan takes more than it may, and was not written"}
     assert result.exit_code == 9 and [f["kept"] for f in found] == [False, True]
     assert "takes more than it may, and was not written" in result.stderr and not (tmp_path / "m.plan").exists()
     result = CliRunner().invoke(command, [*command_line, "--max-plan-size", "1MB", "--require-tensor-cores", "50%"])
     assert result.exit_code == 0 and (tmp_path / "m.plan").exists()
     assert CliRunner().invoke(command, [*command_line, "--max-vram", "lots"]).exit_code == 2
+    without = [word.replace("sm_80", "sm_61") for word in command_line]
+    result = CliRunner().invoke(command, [*without, "--require-tensor-cores", "50%"])
+    assert result.exit_code == 2 and "sm_61 has no Tensor Cores" in result.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tests.plans import without_code
 from tests.rewrites.common import Net
 from tests.tiers import thorough

@@ -23,7 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tccompile
 from tccompile.errors import PlanError, UsageError
 from tccompile.options import parse_entry, parse_shapes
-from tccompile.plan.format import Plan, write_plan
+from tccompile.plan import FORMAT_VERSION
+from tccompile.plan.file import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
 from tests.tiers import usually
@@ -457,7 +458,8 @@ def test_an_interrupt_stops_a_build_and_leaves_nothing(models, tmp_path):
 def test_help_and_version(command, run):
     shown = run(command, "--help")
     assert shown.code == 0 and shown.out.startswith(f"Usage: {command} ") and shown.err == ""
-    assert run(command, "--version").out == f"{command}, version {tccompile.__version__}\n"
+    says = f"{command}, version {tccompile.__version__}, which writes and reads plan format {FORMAT_VERSION}\n"
+    assert run(command, "--version").out == says
 
 
 # --- What goes right -------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 from tccompile.errors import PlanError
 from tccompile.ir.program import Count
 from tccompile.pipeline import without_code
-from tccompile.plan.format import Plan, check_plan, from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
+from tccompile.plan.rules import check_plan
 from tccompile.runtime.session import Session
 from tests.rewrites.common import Net
 

@@ -24,7 +24,7 @@ from tccompile.load.cut import Part, quoted
 from tccompile.load.model import input_names, parsed, sources
 from tccompile.options import Options
 from tccompile.pipeline import compile_model, to_program, without_code
-from tccompile.plan.format import fill
+from tccompile.plan.weights import fill
 from tccompile.runtime.session import Session
 from tccompile.verify.oracle import Oracle
 from tests.commands import Run

@@ -492,9 +492,41 @@ def test_heads_of_projections_are_views():
         heads.append(net("Transpose", net("Reshape", y, np.array([2, 9, 4, 8])), perm=[0, 2, 1, 3]))
     y = net("Reshape", net("Transpose", net("Attention", *heads), perm=[0, 2, 1, 3]), np.array([2, 9, 32]))
     p = fused(net.out(net("MatMul", y, net.normal(32, 48))).model(), 2e-6)
-    assert ops(p) == {"Gemm": 4, "Attention": 1, "Pointwise": 1}  # the input as the program holds it
+    assert ops(p) == {"Gemm": 2, "Attention": 1, "Pointwise": 1}  # the input as the program holds it
     (attention,) = (op for op in p.ops if type(op).__name__ == "Attention")
-    assert p.tensors[attention.q].strides == (9 * 32, 8, 32, 1)
+    parts = [p.tensors[name] for name in (attention.q, attention.k, attention.v)]
+    assert [t.strides for t in parts] == [(9 * 96, 8, 96, 1)] * 3 and [t.offset for t in parts] == [0, 32, 64]
+
+
+JOINED = {
+    "of one input": (2, {}),
+    "of one input, k and v narrower": (2, {"groups": 2}),
+    "k and v of another input": (3, {"inputs": "xzz"}),
+    "q with a function": (3, {"also": "Relu"}),
+    "all of other inputs": (4, {"inputs": "xzt"}),
+    "q read by something else": (3, {"output": True}),
+    "parts that begin within rows": (4, {"size": 9}),
+}
+"""Products beside an attention, that after it included, by what differs."""
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_products_that_one_attention_reads_are_one(name: str) -> None:
+    products, how = JOINED[name]
+    inputs, also, groups, size = how.get("inputs", "xxx"), how.get("also"), how.get("groups", 4), how.get("size", 8)
+    net = Net(**dict.fromkeys(sorted({*inputs}), (2, 9, 48)))
+    heads, output = [], None
+    for k, x in enumerate(inputs):
+        n = groups if k else 4
+        y = net("Add", net("MatMul", x, net.normal(48, n * size, scale=0.2)), net.normal(n * size))
+        y = net(also, y) if also and not k else y
+        output = net("Neg", y) if how.get("output") and not k else output
+        heads.append(net("Transpose", net("Reshape", y, np.array([2, 9, n, size])), perm=[0, 2, 1, 3]))
+    y = net("Reshape", net("Transpose", net("Attention", *heads), perm=[0, 2, 1, 3]), np.array([2, 9, 4 * size]))
+    net.out(net("MatMul", y, net.normal(4 * size, 48)))
+    if output:
+        net.out(output)
+    assert ops(fused(net.model(), 3e-6))["Gemm"] == products
 
 
 def test_heads_that_are_no_multiple_of_8_are_copied():

@@ -16,6 +16,7 @@ from tccompile.fuse.groups import join_groups
 from tccompile.ir import reference
 from tccompile.ir.ops import Conv, Pointwise
 from tccompile.ir.program import Program
+from tccompile.ir.storage import pack_constant
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Source, evaluate
@@ -23,7 +24,9 @@ from tccompile.kernels import KERNELS
 from tccompile.kernels.gemm_mma import ConvMma
 from tccompile.kernels.implicit_gemm import ways
 from tccompile.load.model import sources
-from tccompile.plan.format import Address, Map, Plan, Section, fill, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Address, Map, Section
+from tccompile.plan.weights import fill
 from tccompile.runtime.session import Session
 from tccompile.schedule.choose import candidates, schedule
 from tests.gpu import cases

@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
-from tccompile.ir.weights import Source, evaluate, sources_of
-from tccompile.load.constants import recipe_of
-from tccompile.load.model import in_memory, load, parsed, sources
+from tccompile.ir.weights import Source, evaluate, same, sources_of
+from tccompile.load.constants import held, recipe_of, remembering
+from tccompile.load.model import in_memory, load, parsed, read, sources
 from tccompile.load.opset import NEWEST, UNIFORM, UPGRADES
 from tccompile.rewrites import rewrite
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, reference, relative_error, skeleton
@@ -574,6 +574,27 @@ def test_light_models(path):
     size = sum(t.values.nbytes for t in graph.tensors().values() if isinstance(t, gs.Constant))
     if size < 1e8:
         onnx.checker.check_model(gs.export_onnx(graph), full_check=True)
+
+
+def test_loads_of_one_model_share_what_nodes_make_of_constants():
+    """By where constants come from: two weights of the same values stay two."""
+    net, w = Net(x=(np.float32, ("n", 96))), np.random.default_rng(0).integers(-9, 9, (96, 96)).astype(np.int8)
+    a, b = (net("Mul", net("Cast", w, to=1), np.float32([0.5])) for _ in range(2))
+    model = net.out(net("Add", net("MatMul", "x", a), net("MatMul", "x", b))).model()
+    opened = read(model)
+    with remembering():
+        loaded = [constants_of(load(opened, {"x": (n, 96)})) for n in (2, 3)]
+    alone = constants_of(load(opened, {"x": (2, 96)}))
+    assert [len(c) for c in (*loaded, alone)] == [2] * 3
+    for first, second, own in zip(*loaded, alone, strict=True):
+        assert held(first) is held(second) and held(first) is not held(own) and np.array_equal(held(first), held(own))
+        assert same(recipe_of(first), recipe_of(own)) and same(recipe_of(first), recipe_of(second))
+    assert set.intersection(*(set(sources_of(recipe_of(c))) for c in loaded[0])) <= {"w1", "w3"}
+
+
+def constants_of(graph):
+    """Constants of many numbers, in the order in which nodes read them."""
+    return [t for node in graph.nodes for t in node.inputs if isinstance(t, gs.Constant) and held(t).size > 99]
 
 
 def test_neither_loading_nor_rewriting_needs_onnx_runtime():

@@ -21,7 +21,7 @@ from tccompile.arch import ARCHS, PTX, TEGRA, arch_named, what_runs_on
 from tccompile.errors import DeviceError, InputError, PlanError, TccompileError, UnsupportedError, UsageError
 from tccompile.load.model import plausible
 from tccompile.pipeline import without_code
-from tccompile.plan.format import Plan, from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
 from tccompile.python import ARGUMENTS, as_python
 from tccompile.runtime.generations import archs_of, native
 from tests import user_script

@@ -23,14 +23,19 @@ from tccompile.fuse.packed import block_of
 from tccompile.ir import packed
 from tccompile.ir.forms import Packed
 from tccompile.ir.limits import check_program
+from tccompile.ir.ops import Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, Source, evaluate, extents, transform
+from tccompile.kernels.gemv_packed import GemvPacked, GemvPackedMma
 from tccompile.load.model import in_memory, read
-from tccompile.options import Options
-from tccompile.pipeline import to_program, without_code
-from tccompile.plan.format import Plan, fill, from_bytes, to_bytes
+from tccompile.options import Options, as_sizes
+from tccompile.pipeline import Told, quiet, to_patterns, to_program, without_code
+from tccompile.plan.file import Plan, from_bytes, to_bytes
+from tccompile.plan.formulas import computed, drawn, filler
+from tccompile.plan.weights import fill
+from tccompile.ranges.box import opened
 from tccompile.refit.plan import refitted
 from tccompile.schedule.choose import choose
 from tccompile.schedule.timings import key
@@ -353,6 +358,24 @@ def test_entries_share_what_they_read() -> None:
             (expected,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x[:r]})
             assert relative_error(run(plan, x[:r]), expected) < 5e-4
     assert sizes[1, 64] - sizes[1,] == 2 * 1024 * 1024 > 3 * sizes[1,]
+
+
+@pytest.mark.parametrize(("kernel", "few"), [(GemvPacked(), 4), (GemvPackedMma(), 8)], ids=lambda v: getattr(v, "name", str(v)))
+def test_few_rows_of_a_range_read_integers(kernel: GemvPacked | GemvPackedMma, few: int) -> None:
+    """By one code, which has room for the most rows, and launches as at fixed sizes."""
+    proto = of_n_bits(1, 256, 96, 32)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    options = Options(ranges=as_sizes({"rows": (2, 4)}))
+    (found,), _ = to_patterns(read(in_memory(proto)), options, Dump(None), quiet, Told())
+    arch, program = ARCHS["sm_80"], found.at(opened(found.box))
+    op = next(op for op in program.ops if isinstance(op, Gemm))
+    config = next(kernel.configs(op, found.at([3]), arch))
+    assert kernel.supports(op, program, arch) is None
+    formulas, tree = drawn(kernel.work(op, program, config, arch), ["rows"])
+    (launch,) = filler(tree)(computed(formulas, [3])).launches
+    (fixed,) = kernel.work(op, found.at([3]), config, arch).launches
+    assert dict(launch.code.params)["few"] == few and (launch.grid, launch.args) == (fixed.grid, fixed.args)
 
 
 def test_what_is_tuned_has_integers_of_its_own() -> None:

@@ -17,7 +17,10 @@ from tccompile.errors import UsageError
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan.format import Address, check_plan, fill, to_bytes
+from tccompile.plan.file import to_bytes
+from tccompile.plan.format import Address
+from tccompile.plan.rules import check_plan
+from tccompile.plan.weights import fill
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net
 from tests.tiers import thorough

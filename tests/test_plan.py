@@ -26,28 +26,17 @@ from tccompile.ir import weights
 from tccompile.ir.expr import Epilogue, Expr, View, call, const, constant, coord, identity_view, load
 from tccompile.ir.ops import Pointwise, Resize
 from tccompile.ir.program import Program
+from tccompile.ir.storage import pack_constant
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source, Transform, same
 from tccompile.kernels.spec import Work
-from tccompile.plan import codec
-from tccompile.plan import format as plan_module
-from tccompile.plan.format import (
-    FORMAT_VERSION,
-    NOT_EVALUATED,
-    PREFIX,
-    Entry,
-    Plan,
-    Section,
-    Step,
-    check_plan,
-    fill,
-    from_bytes,
-    pack_constant,
-    read_plan,
-    to_bytes,
-    write_plan,
-)
+from tccompile.plan import FORMAT_VERSION, codec
+from tccompile.plan import file as plan_module
+from tccompile.plan.file import PREFIX, Plan, from_bytes, read_plan, to_bytes, write_plan
+from tccompile.plan.format import Entry, Section, Step
+from tccompile.plan.rules import check_plan
+from tccompile.plan.weights import NOT_EVALUATED, fill
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.schedule.place import place
 from tests.small import feeds, plan, sources

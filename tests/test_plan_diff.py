@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from tccompile.cli.commands import tcinspect
 from tccompile.cli.plan_diff import changes, text_of
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import expected_time
 from tests.plans import without_code

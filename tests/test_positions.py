@@ -15,7 +15,7 @@ from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.types import DType
 from tccompile.options import Options, parse_ranges
 from tccompile.pipeline import to_program
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.precision.positions import input_ranges, ranges_of
 from tccompile.runtime.session import Session
 from tccompile.schedule.choose import Choice, schedule

@@ -25,8 +25,9 @@ from tccompile.ir.weights import Literal, transform
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.precision import ranges
+from tccompile.precision.channels import powers_of
 from tccompile.precision.formats import _Choice, _scaled, precision
 from tccompile.precision.ranges import activations, total_flops
 from tccompile.precision.sensitivity import LIMIT, Need, _moved_softmax, fp16
@@ -700,3 +701,37 @@ def test_bf16_is_for_activations_and_weights_and_not_for_angles():
     made = n.model((4, 1), n(n(n(angle, "Cos"), "MatMul", n.weight(16, 16)), "MatMul", n.weight(16, 8)))
     given = {"x": np.array([[3.0], [4001.0], [30000.0], [9.0]], np.float32)}
     assert max(errors(without_code(made, ("sm_80",), precision="bf16"), made, given).values()) < 2e-2
+
+
+# --- Output channels of very different sizes -----------------------------------------------------------------------------
+
+SIZES = {
+    "one far larger": [1.0, 1, 1, 2.0**18],
+    "one far smaller": [1.0, 2.0**-20, 1, 1],
+    "of all sizes, and none": [1e-12, 1, 1e5, 0],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_output_channels_of_any_size_keep_their_digits(sizes: list[float]) -> None:
+    """Each by itself: of what the model gives, and of a convolution whose range keeps its result in fp32."""
+    net, size = Network(), np.resize(np.float32(sizes), 32)
+    w, b = net.weight(64, 32) * size, size.copy()
+    filters = np.ascontiguousarray(w.T)[:, :, None, None]
+    dense_ = net(net("x", "MatMul", w), "Add", b)
+    image = net(net("x", "Reshape", np.array([3, 64, 1, 1])), "Conv", filters, b)
+    model = net.model((3, 64), dense_, *[image] * (max(sizes) > 1))
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    exact = x.astype(np.float64) @ w + b
+    for name, found in run(without_code(model, ("sm_80",), precision="mixed"), {"x": x}).items():
+        error = np.linalg.norm(found.reshape(3, 32) - exact, axis=0) / np.maximum(np.linalg.norm(exact, axis=0), 1e-30)
+        assert error.max() < 1e-3, name
+
+
+def test_channels_of_about_one_size_share_a_power() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1.0, 1e-9, 1e9):
+        assert powers_of(rng.standard_normal((16, 9)) * size) is None
+    assert powers_of(np.array([[1.0], [0], [0.3]])) is None and powers_of(np.zeros((3, 4))) is None
+    assert powers_of(np.array([[np.inf], [1e-9]])) is None
+    assert powers_of(np.array([[1.0, 0.5], [2.0**-30, 0], [0, 0], [2.0**20, 1]])).tolist() == [0, 32, 0, -16]

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from tccompile.cli.commands import tcinspect
 from tccompile.errors import UsageError
 from tccompile.pipeline import compile as compile_plan
-from tccompile.plan.format import Image, Int, Plan, Step, from_bytes, to_bytes, write_plan
+from tccompile.plan.file import Plan, from_bytes, to_bytes, write_plan
+from tccompile.plan.format import Image, Int, Step
 from tccompile.verify import rebuild
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tccompile.cli.report_page import BOX, _places, report_page
-from tccompile.plan.format import Plan, Rewritten, write_plan
+from tccompile.plan.file import Plan, write_plan
+from tccompile.plan.format import Rewritten
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.verify.budgets import estimate, step_times
 from tests.commands import Run

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 from tccompile.errors import ModelError, UnsupportedError
 from tccompile.load.valid import DECIDES
 from tccompile.pipeline import without_code
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.networks import feeds as random_feeds
 from tests.networks import reference, relative_error

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from tccompile.ir.feeds import read_arrays
 from tccompile.pipeline import without_code
-from tccompile.plan.format import write_plan
+from tccompile.plan.file import write_plan
 from tccompile.terminal import member_name, say
 from tests.commands import Result, Run
 

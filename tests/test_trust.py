@@ -16,7 +16,7 @@ import pytest
 from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import PREFIX, from_bytes, read_plan, to_bytes, write_plan
+from tccompile.plan.file import PREFIX, from_bytes, read_plan, to_bytes, write_plan
 from tccompile.plan.trust import check_trust, confirm
 from tccompile.runtime.session import Session
 from tccompile.verify import rebuild

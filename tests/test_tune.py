@@ -30,7 +30,7 @@ from tccompile.ir.weights import Source
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
-from tccompile.plan.format import MAGIC
+from tccompile.plan.file import MAGIC
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
 from tccompile.schedule import choose as schedule

@@ -78,6 +78,21 @@ def test_filter_rows_become_output_channels(kernel, strides, pads, dilations):
     assert convs(program) == [(3 * kernel[0], 8, 1, kernel[1])]
 
 
+@pytest.mark.parametrize("channels", [8, 16])
+def test_filter_rows_of_integers_become_output_channels(channels):
+    """Multiplied as integers or, where channels are too few for that, as floats, whose results are rounded."""
+    w = np.random.default_rng(0).integers(-127, 128, (3, channels, 5, 3)).astype(np.int8)
+    nodes = [
+        ("QuantizeLinear", "x s z", "q", {}),
+        ("ConvInteger", "q w z", "c", {"pads": [2, 1, 2, 1]}),
+        ("Cast", "c", "y", {"to": 1}),
+    ]
+    scale = {"s": np.array(0.02, np.float32), "z": np.array(0, np.int8)}
+    program = fused(model(nodes, {"x": (1, channels, 130, 130)}, {"w": w, **scale}))
+    assert convs(program) == [(15, channels, 1, 3)]
+    assert ops(program) == {"Pointwise": 2, "Conv": 1}
+
+
 @pytest.mark.parametrize(("outputs", "rows", "stride", "size"), [(5, 5, 1, 140), (3, 3, 1, 140), (3, 5, 2, 300), (3, 5, 1, 60)])
 def test_enough_outputs_few_rows_strides_or_small_images_stay(outputs, rows, stride, size):
     w = weight(outputs, 8, rows, 5)

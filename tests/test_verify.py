@@ -12,7 +12,8 @@ import pytest
 from tccompile.cli import report
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.ir.metric import relative_error
-from tccompile.plan.format import SEEDED, from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.rules import SEEDED
 from tccompile.precision import ranges
 from tccompile.runtime.session import Session
 from tccompile.verify.certificate import results_text, selftest

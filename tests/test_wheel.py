@@ -134,7 +134,8 @@ def test_what_is_in_it(wheel: Path) -> None:
         table = gzip.decompress(archive.read("tccompile/kernels/timings/h200.json.gz"))
     assert table == (ROOT / "kernels/timings/h200.json").read_bytes()
     data = {name for name in names if not name.endswith(".py") and name.startswith("tccompile/")}
-    assert data == {"tccompile/py.typed", "tccompile/kernels/timings/h200.json.gz", "tccompile/runtime/finite.ptx"}
+    ptx = {f"tccompile/runtime/{name}.ptx" for name in ("finite", "loop")}
+    assert data == {"tccompile/py.typed", "tccompile/kernels/timings/h200.json.gz", *ptx}
 
 
 def test_what_it_says_of_itself(told: Message) -> None:

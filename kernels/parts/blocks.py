@@ -116,16 +116,16 @@ def first_tap(m, matrices, images):
     return offset, h if m < matrices.rows else i32(-(2**30)), w
 
 
-def entry(body: Any, split: bool, more: Any, extra: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The kernel and its signature around body(x, w, partial, counter, Matrices, Images, more, e).
+def entry(body: Any, split: bool, more: Any, extra: tuple[Any, ...], sparse: bool = False) -> tuple[Any, Any]:
+    """The kernel and its signature around body(x, w, (places, partial, counter), Matrices, Images, more, e).
 
-    Parameters: x, w, with `split` workspace and counters, SCALARS, the int32 fields of the named tuple `more`, if any, and the
-    epilogue's, of types `extra`.
+    Parameters: x, w, if that is `sparse` its places, with `split` workspace and counters, SCALARS, the int32 fields of the named
+    tuple `more`, if any, and the epilogue's, of types `extra`.
     """
-    addresses = ["x", "w", "partial", "counter"] if split else ["x", "w"]
+    addresses = ["x", "w", *(["places"] if sparse else []), *(["partial", "counter"] if split else [])]
     fields, kept = more._fields if more else (), [f"e{i}" for i in range(len(extra))]
-    scope = {"body": body, "partial": 0, "counter": 0, "Matrices": Matrices, "Images": Images, "More": more}
-    call = f"body(x, w, partial, counter, Matrices({', '.join(MATRICES)}), Images({', '.join(IMAGES)}), "
+    scope = {"body": body, "places": 0, "partial": 0, "counter": 0, "Matrices": Matrices, "Images": Images, "More": more}
+    call = f"body(x, w, (places, partial, counter), Matrices({', '.join(MATRICES)}), Images({', '.join(IMAGES)}), "
     call += f"{f'More(*{tuple_of(fields)})' if more else 0}, {tuple_of(kept)})"
     text = definition("kernel", [*addresses, *SCALARS, *fields, *kept], [call])
     numbers = [i32] * (len(SCALARS) + len(fields))

@@ -142,6 +142,29 @@ def columns(panel: Panel, copies: Part, lanes: Any) -> Part:
     return _operand(panel, copies, lanes, begin, fetch)
 
 
+def values(panel: Panel, copies: Part, lanes: Any, elements: int) -> Part:
+    """B of which two of every four neighbours along K are there, in rows of half as many chunks: see `sparse_fragments`. lanes:
+    those of A, as it is the left operand; elements: of a chunk of K."""
+    count, apart, own_held, take, step = panel.count, panel.apart, panel.held, copies.fetch, panel.apart * panel.pitch
+    across = panel.across
+
+    @inline
+    def begin(start, line, tid, matrices, images, lines):
+        offset = cuda.local.array(count, types.int32)
+        for i in range(count):
+            n = i32(start + tid // across + i * apart)
+            offset[i] = i32(n * matrices.w_row + tid % across) if n < matrices.columns else i32(-1)
+        return offset
+
+    @inline
+    def fetch(own, w, here, held, to, matrices, images):
+        k = i32(here[LINE] // (2 * elements))
+        for i in range(count):
+            take(held, own_held + i, to + u32(i * step), at(w, i32(own[i] + k), BYTES), own[i] >= 0)
+
+    return _operand(panel, copies, lanes, begin, fetch)
+
+
 def turned(panel: Panel, copies: Part, lanes: Any, is_a: bool, elements: int) -> Part:
     """A or B whose rows or columns are neighbours in memory, `elements` in a chunk. `lanes`: those of the other operand."""
     across, count, apart, own_held, take, step = (

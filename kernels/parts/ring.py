@@ -72,6 +72,7 @@ class Ring(Stages):
 
     writer(), reader()              (slot, parity) to begin with, of the thread that fills stages, or of one that reads them
     advance(slot, parity)           those of the next stage
+    skip(slot, parity, count)       those of the stage that so many others come before
     acquire(buffers, slot, parity)  wait until the stage may be filled
     release(held)                   say that this thread has read the stage of `held = hold(buffers, slot)`
     none(buffers)                   in place of `hold` before there is a stage to release
@@ -112,6 +113,12 @@ class Ring(Stages):
             return slot, parity
 
         @inline
+        def skip(slot, parity, count):
+            at = u32(slot + count)
+            turns = u32(at // u32(stages))
+            return i32(at - turns * u32(stages)), i32(parity ^ (turns & 1))
+
+        @inline
         def stage(number, slot):
             return i32(number * stages + slot)
 
@@ -129,3 +136,4 @@ class Ring(Stages):
 
         self.buffers, self.init, self.reader, self.writer, self.advance = buffers, init, reader, writer, advance
         self.stage, self.hold, self.none, self.acquire, self.release = stage, hold, none, acquire, hw.barrier_arrive
+        self.skip = skip

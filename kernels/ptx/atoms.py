@@ -157,10 +157,10 @@ def group_atom(a: str, b: str, sparse: bool = False) -> Atom:
     return next(x for x in ATOMS.values() if x.warpgroup and (x.a, x.b, x.sparse) == wanted)
 
 
-def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False) -> Atom | None:
+def warp_atom(arch: Arch, a: str = "f16", b: str = "f16", quads: bool = False, sparse: bool = False) -> Atom | None:
     """The largest product of operands in registers that a warp makes as a whole; with `quads`, or that its quad-pairs make."""
     groups = (8, 32) if quads else (32,)
-    return next((x for x in atoms(arch, a, b) if x.threads in groups), None)
+    return next((x for x in atoms(arch, a, b, sparse) if x.threads in groups), None)
 
 
 def thread_atom(arch: Arch, a: str, b: str) -> Atom | None:

@@ -83,6 +83,12 @@ sync_named = instruction("bar.sync $0, 256;", void, i32)
 arrive_named = instruction("bar.arrive $0, 256;", void, i32)
 """Two warpgroups meet at a named barrier: the one that arrives goes on."""
 
+
+def meeting(threads: int) -> tuple[Any, Any]:
+    """The same of so many threads in all."""
+    return tuple(instruction(f"bar.{how} $0, {threads};", void, i32) for how in ("sync", "arrive"))  # type: ignore[return-value]
+
+
 sync_group = instruction("bar.sync $0, 128;", void, i32)
 """A warpgroup meets at a named barrier."""
 
@@ -128,6 +134,12 @@ copy_box4 = instruction(
     void, u32, u64, u32, i32, i32, i32, i32,
 )  # fmt: skip
 """The same of a box of four dimensions."""
+
+copy_box5 = instruction(
+    "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6, $7}], [$2];",
+    void, u32, u64, u32, i32, i32, i32, i32, i32,
+)  # fmt: skip
+"""The same of a box of five dimensions."""
 
 copy_bytes = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $3, [$2];", void, u32, u64, u32, i32
@@ -414,6 +426,30 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
 
 
 @cache
+def store_byte_matrices(count: int) -> Any:
+    """The device function (address, four int64 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of the
+    pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones; only the lowest
+    bytes of the numbers count. Addresses are those of `store_matrices`."""
+    words, body = "abcd"[:count], []
+    for i, word in enumerate(words):
+        numbers = [f"n{i}_{k}" for k in range(4)]
+        body.append(f".reg .b32 {', '.join(numbers)}, l{i}, h{i};")
+        body += [f"cvt.u32.u64 {n}, ${4 * i + k + 1};" for k, n in enumerate(numbers)]
+        body += [f"prmt.b32 l{i}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{i}, {numbers[1]}, {numbers[3]}, 0x3340;"]
+        body.append(f"prmt.b32 {word}, l{i}, h{i}, 0x5410;")
+    stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
+    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(types.int64,) * (4 * count))
+
+
+@cache
+def read_turned_matrices(count: int) -> Any:
+    """The device function address → the lane's words of `count` matrices as `store_byte_matrices` wrote them."""
+    words = ", ".join(f"${i}" for i in range(count))
+    text = f"ldmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 {{{words}}}, [${count}];"
+    return instruction(text, (u32,) * count, u32)
+
+
+@cache
 def read_matrices(n: int) -> Any:
     """The device function address → the lane's words of n = 2 or 4 such matrices."""
     words = ", ".join(f"${i}" for i in range(n))
@@ -663,20 +699,30 @@ def settle(values: int, weights: int, kind: str, holds: bool) -> Any:
     return settled
 
 
+def _quads(words: int) -> list[tuple[int, int]]:
+    """How many words lie side by side, and where the first of them does: 16 bytes of each of 128 threads at a time."""
+    return [(min(4, words - i), 512 * i) for i in range(0, words, 4)]
+
+
 @cache
 def keep_sums(count: int) -> Any:
-    """keep_sums(acc, address): write a warpgroup's sums to shared memory, 16 bytes of each thread side by side; address: this
-    thread's first ones."""
+    """keep_sums(acc, address): write a warpgroup's sums to shared memory, two in a word as bf16, 16 bytes of each thread side by
+    side; address: this thread's first ones."""
     kind = types.UniTuple(f32, count)
 
     @intrinsic
     def kept(typingctx, acc, address):
         def codegen(context, builder, sig, args):
-            values = unpacked(builder, args[0], count)
-            function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), *[ir.FloatType()] * 4])
-            for i in range(0, count, 4):
-                text = f"st.shared.v4.f32 [$0+{512 * i}], {{$1, $2, $3, $4}};"
-                builder.call(ir.InlineAsm(function, text, "r,f,f,f,f,~{memory}", side_effect=True), [args[1], *values[i : i + 4]])
+            values, number = unpacked(builder, args[0], count), iter(range(0, count, 2))
+            for words, at in _quads(count // 2):
+                two = [values[i : i + 2] for i in (next(number) for _ in range(words))]
+                given = [x for pair in two for x in pair]
+                pack = " ".join(f"cvt.rn.bf16x2.f32 w{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(words))
+                names = ", ".join(f"w{i}" for i in range(words))
+                text = f"{{ .reg .b32 {names}; {pack} st.shared.v{words}.b32 [$0+{at}], {{{names}}}; }}"
+                function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), *[ir.FloatType()] * len(given)])
+                constraints = ",".join(["r", *["f"] * len(given), "~{memory}"])
+                builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [args[1], *given])
             return context.get_dummy_value()
 
         return void(kind, u32), codegen
@@ -693,12 +739,17 @@ def add_kept(count: int) -> Any:
     def added(typingctx, acc, address, a0, a1):
         def codegen(context, builder, sig, args):
             values, out = unpacked(builder, args[0], count), []
-            four = ir.LiteralStructType([ir.FloatType()] * 4)
-            function = ir.FunctionType(four, [ir.IntType(32)])
-            for i in range(0, count, 4):
-                text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4+{512 * i}];"
-                read = builder.call(ir.InlineAsm(function, text, "=f,=f,=f,=f,r,~{memory}", side_effect=True), [args[1]])
-                out += [builder.fma(x, args[2 + k // 2], values[i + k]) for k, x in enumerate(unpacked(builder, read, 4))]
+            for words, at in _quads(count // 2):
+                names = ", ".join(f"w{i}" for i in range(words))
+                unpack = " ".join(f"shl.b32 ${2 * i}, w{i}, 16; and.b32 ${2 * i + 1}, w{i}, 0xffff0000;" for i in range(words))
+                text = f"{{ .reg .b32 {names}; ld.shared.v{words}.b32 {{{names}}}, [${2 * words}+{at}]; {unpack} }}"
+                numbers = ir.LiteralStructType([ir.IntType(32)] * (2 * words))
+                function = ir.FunctionType(numbers, [ir.IntType(32)])
+                constraints = ",".join([*["=r"] * (2 * words), "r", "~{memory}"])
+                read = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [args[1]])
+                for bits in unpacked(builder, read, 2 * words):
+                    i = len(out)
+                    out.append(builder.fma(builder.bitcast(bits, ir.FloatType()), args[2 + i // 2 % 2], values[i]))
             return packed(builder, out)
 
         return kind(kind, u32, f32, f32), codegen

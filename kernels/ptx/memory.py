@@ -147,13 +147,16 @@ prefetch = instruction("prefetch.global.L2 [$0];", void, u64)
 
 
 @cache
-def load_words(words: int, space: str = "global") -> Any:
-    """The device function (address, inside) → tuple of 1, 2, 4 or 8 words as they lie in memory, for `floats` when needed."""
+def load_words(words: int, space: str = "global", outside: int = 0) -> Any:
+    """The device function (address, inside) → tuple of 1, 2, 4 or 8 words as they lie in memory, for `floats` when needed.
+
+    outside  what each of them is if not inside
+    """
     body = []
     for at in range(0, words, 4):
         names = [f"${k}" for k in range(at, min(words, at + 4))]
         vector, target = _braces(names)
-        body += [f"mov.b32 {name}, 0;" for name in names]
+        body += [f"mov.b32 {name}, {outside};" for name in names]
         body.append(f"@p ld.{space}{vector}.b32 {target}, [${words}+{4 * at}];")
     return instruction(_block(body, f"${words + 1}"), (u32,) * words, _address(space), i32)
 
@@ -173,6 +176,40 @@ def floats(dtype: DType, n: int) -> Any:
         return _block(body, "")
 
     return instruction(_made(dtype, text), (f32,) * n, *(u32,) * words, pure=True)
+
+
+PAIRS_ARE_COMPARED = (9, 0)
+"""The first generation that compares 16 bits at a time by one instruction; before, it takes several."""
+
+
+@cache
+def larger_bytes(dtype: DType) -> Any:
+    """The device function (high, low, word) → high, low, of the largest bytes so far, for `largest_bytes`.
+
+    Two bytes are compared as one number of 16 bits, which goes by the higher one. So `high` has right what are the higher ones of
+    words, and `low` what are the lower ones, turned round.
+    """
+    kind = "u" if dtype is DType.U8 else "s"
+
+    def text() -> str:
+        if since(PAIRS_ARE_COMPARED):
+            larger = [f"max.{kind}16x2 ${i}, ${2 + i}, {word};" for i, word in enumerate(("$4", "t"))]
+        else:
+            wide = f"{kind}32"
+            larger = [f"vmax2.{wide}.{wide}.{wide} ${i}, ${2 + i}, {word}, none;" for i, word in enumerate(("$4", "t"))]
+            larger.insert(0, "mov.b32 none, 0;")
+        return _block([".reg .b32 t, none;", "prmt.b32 t, $4, $4, 0x2301;", *larger], "")
+
+    return instruction(text, (u32, u32), u32, u32, u32, pure=True)
+
+
+@cache
+def largest_bytes(dtype: DType) -> Any:
+    """The device function (high, low) → the largest bytes as 4 float32: see `larger_bytes`."""
+    body = [".reg .b32 t, w0; .reg .f32 u;", "prmt.b32 w0, $4, $5, 0x3715;"]
+    return instruction(
+        _block([*body, *_bytes_to_floats(dtype, "w0", [f"${i}" for i in range(4)])], ""), (f32,) * 4, u32, u32, pure=True
+    )
 
 
 @cache

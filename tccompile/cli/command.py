@@ -19,7 +19,10 @@ import click
 
 from tccompile.cli.foreign import message_of
 from tccompile.errors import BROKEN, LaunchError, ModelError, TccompileError, UsageError
+from tccompile.plan import FORMAT_VERSION
 from tccompile.terminal import json_text, plain, say
+
+VERSION = f"%(prog)s, version %(version)s, which writes and reads plan format {FORMAT_VERSION}"
 
 INTERRUPTED = 130  # as shells say of a command that ended by SIGINT
 
@@ -130,7 +133,7 @@ def check_output(path: Path, *inputs: Path | None) -> None:
 
 def check_plan_output(path: Path) -> None:
     """Refuse to replace a file that is no plan, such as one that holds the model's weights."""
-    from tccompile.plan.format import is_plan
+    from tccompile.plan.file import is_plan
 
     if path.exists() and path.stat().st_size and not is_plan(path):
         raise UsageError(f"the output {path} would replace a file that is no plan; choose another name, or delete it first")

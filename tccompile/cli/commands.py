@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tccompile import __version__
-from tccompile.cli.command import EXISTING, NEW, Command, check_output, check_plan_output, fail, need_compiler
+from tccompile.cli.command import EXISTING, NEW, VERSION, Command, check_output, check_plan_output, fail, need_compiler
 from tccompile.errors import UsageError, VerificationError
 from tccompile.options import (
     PRECISIONS,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tccompile.cli.report import Json
     from tccompile.ir.tensor import Tensor
     from tccompile.load.model import Model
-    from tccompile.plan.format import Plan
+    from tccompile.plan.file import Plan
     from tccompile.runtime.profile import Profile
     from tccompile.runtime.session import Session
     from tccompile.verify.budgets import Budgets
@@ -220,7 +220,7 @@ class Compile(Command):
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tccompile(
     model: Path,
     output: Path | None,
@@ -280,7 +280,7 @@ def tccompile(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
     if tune:
         timing_cache = timing_cache or Path(model.stem + ".timings.json")
-    from tccompile.plan.format import is_plan
+    from tccompile.plan.file import is_plan
     from tccompile.runtime.generations import archs_of
 
     if is_plan(model):
@@ -335,7 +335,7 @@ def tccompile(
     from tccompile.cli import report
     from tccompile.pipeline import adapted, compile_model
     from tccompile.pipeline import check as check_model
-    from tccompile.plan.format import write_plan
+    from tccompile.plan.file import write_plan
 
     if check:
         with _Progress(quiet or as_json, False) as progress:
@@ -408,9 +408,11 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, pro
     if all(f.kept for f in found):
         return 0
     progress.stop()
-    say(json_text({"budgets": [f.to_json() for f in found]}) if as_json else text_of(found))
-    fail("the plan takes more than it may, and was not written")
-    return VerificationError.exit_code
+    code, message = VerificationError.exit_code, "the plan takes more than it may, and was not written"
+    told = {"error": {"code": code, "message": message}, "budgets": [f.to_json() for f in found]}
+    say(json_text(told) if as_json else text_of(found))
+    fail(message)
+    return code
 
 
 def _part(model: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Model:
@@ -602,7 +604,7 @@ ITERATIONS = {"gpu": 200, "cpu": 10}
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcrun(
     plan: Path,
     input_file: Path | None,
@@ -626,8 +628,9 @@ def tcrun(
     the inputs. Without -o, a summary of each output is printed.
     """
     from tccompile.ir.feeds import read_arrays
-    from tccompile.plan.format import fill, read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.plan.trust import check_trust
+    from tccompile.plan.weights import fill
     from tccompile.runtime.session import Session
 
     if iterations and not (bench or profile):
@@ -689,7 +692,7 @@ def tcrun(
     summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
     if page is not None and steps is not None:
         from tccompile.cli.profile_page import profile_page
-        from tccompile.plan.format import whole_file
+        from tccompile.plan.file import whole_file
 
         with whole_file(page) as file:
             file.write(profile_page(steps).encode())
@@ -729,7 +732,7 @@ def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
 
     import numpy as np
 
-    from tccompile.plan.format import whole_file
+    from tccompile.plan.file import whole_file
 
     with whole_file(path) as file:
         if path.suffix != ".npz":
@@ -812,7 +815,7 @@ def _values_text(summary: Json) -> str:
 @click.option("--sbom", is_flag=True, help="Print what the plan was made of and by, as CycloneDX.")
 @click.option("-j", "--jobs", type=click.IntRange(1), metavar="N", help="Processes that compile kernels; default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcinspect(
     plan: Path,
     steps: bool,
@@ -828,7 +831,7 @@ def tcinspect(
 ) -> int:
     """Print what is in a plan: inputs and outputs, GPU generations, steps, sizes. It runs none of the plan's code."""
     from tccompile.cli import report
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
 
     if steps + rebuild + weights + sbom + (diff is not None) + (report_file is not None) > 1:
         raise UsageError("--rebuild and --diff compare, and --steps, --weights, --sbom and --report show; give one")
@@ -866,7 +869,7 @@ def _report(plan: Plan, path: Path, as_json: bool) -> int:
     """Write a page about a plan."""
     need_compiler("--report, which estimates times,")
     from tccompile.cli.report_page import report_page
-    from tccompile.plan.format import whole_file
+    from tccompile.plan.file import whole_file
     from tccompile.schedule.timings import timings
 
     with whole_file(path) as file:
@@ -952,7 +955,7 @@ def _rebuild(plan: Plan, ops: Sequence[Path], jobs: int | None, as_json: bool, t
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcrefit(
     plan: Path,
     new: Path,
@@ -971,7 +974,7 @@ def tcrefit(
     Nothing is compiled. Weights that the plan's precision does not hold for are refused with exit code 9.
     """
     from tccompile.cli.refit import Asked, refitted_as
-    from tccompile.plan.format import read_plan, write_plan
+    from tccompile.plan.file import read_plan, write_plan
 
     output = output or Path(new.stem + ".plan")
     data = Path(verify) if verify and verify != "-" else None

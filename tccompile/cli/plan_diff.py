@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.cli.report import Json, explain, inspect, size_text
-from tccompile.plan.format import Entry, Plan, Section, encoded_size
+from tccompile.plan.file import Plan, encoded_size
+from tccompile.plan.format import Entry, Section
 from tccompile.terminal import plain
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tccompile.errors import UsageError
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.constants import sources
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.refit.names import Called, by_content, named, read_map

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from tccompile.ir.loops import times
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program, lifetimes
 from tccompile.ir.tensor import Storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import sources_of
-from tccompile.plan.format import Certificate, Entry, Family, Plan, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Certificate, Entry, Family, Step
 from tccompile.plan.formulas import Slot
 from tccompile.refit.constants import sources
 from tccompile.sizes import Size
@@ -161,10 +163,12 @@ def explain(plan: Plan) -> list[Json]:
     for number, entry in enumerate(plan.entries):
         for arch in dict.fromkeys(s.arch for s in entry.sections):
             same = [s for s in entry.sections if s.arch == arch]
-            steps = [_step(entry.program, step) for step in same[0].steps]
-            whole = sum(step["flops"] for step in steps)
-            there = sum(step["flops"] for step in steps if step["tensor_cores"])
-            told = {"flops": whole, "tensor_core_flops": there, "us": sum(step["us"] for step in steps)}
+            often = times(entry.program)
+            steps = [_step(entry.program, step, n) for step, n in zip(same[0].steps, often, strict=True)]
+            whole = sum(step["flops"] * step["times"] for step in steps)
+            there = sum(step["flops"] * step["times"] for step in steps if step["tensor_cores"])
+            us = sum(step["us"] * step["times"] for step in steps)
+            told = {"flops": whole, "tensor_core_flops": there, "us": us}
             out.append({"entry": number, "arch": arch, "code": [plan.kind(s) for s in same], **told, "steps": steps})
     return out
 
@@ -173,7 +177,7 @@ _TIME = re.compile(r"(?:estimated|measured) ([0-9.]+) µs")
 """What a step's reason says first: by what time it was chosen."""
 
 
-def _step(program: Program, step: Step) -> Json:
+def _step(program: Program, step: Step, often: int) -> Json:
     op = program.ops[step.op]
     y = program.tensors[op.y]
     return {
@@ -183,6 +187,7 @@ def _step(program: Program, step: Step) -> Json:
         "kernel": step.kernel,
         "config": dict(step.config),
         "launches": len(step.launches),
+        "times": often,
         "tensor_cores": step.tensor_cores,
         "flops": program.flops(op),
         "us": float(time[1]) if (time := _TIME.match(step.reason)) else 0.0,
@@ -337,7 +342,8 @@ def explain_text(sections: list[Json], notes: Sequence[str] = ()) -> str:
             shape = "×".join(map(str, step["output"]["shape"]))
             lines.append(f"  {number:3}  {' + '.join(step['nodes'])}")
             lines.append(f"       {step['op']} → {step['output']['dtype']} {shape}")
-            lines.append(f"       {step['kernel']} ({config}){where}; {step['reason']}")
+            often = f", up to {step['times']} times" if step["times"] > 1 else ""
+            lines.append(f"       {step['kernel']} ({config}){where}{often}; {step['reason']}")
             lines += [f"       {choice['tensor']} is {choice['reason']}" for choice in step["precision"]]
             if step["padding"]:
                 lines.append(f"       padding: {', '.join(step['padding'])}")
@@ -354,12 +360,13 @@ def _longest(section: Json) -> list[str]:
     whole, us = section["flops"], section["us"]
     share = f"{100 * section['tensor_core_flops'] / whole:.1f}% of {_count(whole)}FLOP on Tensor Cores; " if whole else ""
     numbered = [(n, step) for n, step in enumerate(section["steps"]) if step["us"]]
-    longest = sorted(numbered, key=lambda pair: -pair[1]["us"])[:LONGEST]
+    longest = sorted(numbered, key=lambda pair: -pair[1]["us"] * pair[1]["times"])[:LONGEST]
     lines = [f"  {share}{us:.1f} µs for {len(numbered)} steps one after the other, those that take longest:"]
     for n, step in longest:
         cores = "Tensor Cores" if step["tensor_cores"] else "CUDA cores"
         called = f"{step['kernel']}: {' + '.join(step['nodes'])}"
-        lines.append(f"  {n:5}  {step['us']:8.1f} µs  {100 * step['us'] / us:5.1f}%  {cores:12}  {called}")
+        own = step["us"] * step["times"]
+        lines.append(f"  {n:5}  {own:8.1f} µs  {100 * own / us:5.1f}%  {cores:12}  {called}")
     return [*lines, "  all steps:"] if longest else []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tccompile import __version__
-from tccompile.cli.command import EXISTING, NEW, Command, check_output
+from tccompile.cli.command import EXISTING, NEW, VERSION, Command, check_output
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 
@@ -28,14 +28,14 @@ from tccompile.terminal import say
     "-o", "output", type=NEW, metavar="SIGNATURE", help="Where to write it; default, and where tcrun looks: MODEL.plan.sig."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tcsign(plan: Path, key: Path, certificates: Sequence[Path], output: Path | None, quiet: bool) -> int:
     """Sign a plan with a key, as OpenSSF's model-signing does (pip install 'tccompile[sign]').
 
     A plan is a program: sign what you have built, or confirmed with tcinspect --rebuild. tcrun --trust PUBLIC.pem, or with the
     certificate that vouches for the key, then refuses plans that are not signed so.
     """
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.plan.trust import SUFFIX, sign
 
     output = output or plan.with_name(plan.name + SUFFIX)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tccompile import __version__
-from tccompile.cli.command import EXISTING, Command
+from tccompile.cli.command import EXISTING, VERSION, Command
 from tccompile.errors import UsageError
 from tccompile.terminal import say
 
@@ -35,7 +35,7 @@ from tccompile.terminal import say
 )
 @click.option("--update", is_flag=True, help="The model may be there: the plan becomes its next version.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-@click.version_option(__version__)
+@click.version_option(__version__, message=VERSION)
 def tctriton(plan: Path, repository: Path, name: str | None, cpu: bool, wait_us: int, update: bool, quiet: bool) -> int:
     """Write a model repository for NVIDIA's Triton Inference Server: configuration, the plan, and its Python backend's model.
 

@@ -16,24 +16,12 @@ from tccompile.emit.job import Job
 from tccompile.errors import UnsupportedError
 from tccompile.ir.forms import Packed
 from tccompile.ir.program import Program
-from tccompile.ir.storage import to_storage
+from tccompile.ir.storage import pack_constant, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, evaluate, same, sources_of
-from tccompile.plan.format import (
-    Address,
-    Entry,
-    Held,
-    Image,
-    Map,
-    Origin,
-    PlacedLaunch,
-    Plan,
-    PlanArg,
-    Section,
-    Step,
-    pack_constant,
-)
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Address, Entry, Held, Image, Map, Origin, PlacedLaunch, PlanArg, Section, Step
 from tccompile.refit.held import exact, of_values, rounded, summed
 from tccompile.schedule.choose import Choice
 from tccompile.schedule.place import Placement
@@ -161,7 +149,7 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
         )
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
         own = placement.scratch[number], placement.own_counters[number]
-        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own))
+        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own, choice.work.within))
     return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
 
 

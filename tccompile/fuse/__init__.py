@@ -22,6 +22,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     two_products          conv(f(conv(x, w) + b), v)     =>  mlp(x, w, b, v), for images of one pixel
     alias                 y = copy(x)                    =>  y is a view of x
     gather_channels       conv(some channels of x, w)    =>  conv(x, w'), with zeros for the channels that are left out
+    join_products         gemm(x, w), gemm(x, v)         =>  parts of gemm(x, [w v]), where one attention reads both
     elide_concat          concat(f(x), g(y))             =>  f and g write into slices of one tensor
     write_outputs         y = copy(custom(x))            =>  custom writes y, an output of the model
     lay_as_asked          custom(x)                      =>  custom(copy(x)), if x does not lie as it is asked for
@@ -38,6 +39,7 @@ from tccompile.fuse.epilogues import epilogues, finish_sums
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.gather import gather_channels
+from tccompile.fuse.joined import join_products
 from tccompile.fuse.masks import masks_once
 from tccompile.fuse.own import lay_as_asked, write_outputs
 from tccompile.fuse.pad import split_pads
@@ -69,6 +71,7 @@ def fuse(program: Program) -> Program:
         two_products,
         alias,
         gather_channels,
+        join_products,
         elide_concat,
         write_outputs,
         lay_as_asked,

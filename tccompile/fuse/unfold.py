@@ -19,11 +19,25 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from tccompile.ir.expr import ACC, Epilogue, Index, Range, View, always_inside, call, coord, load, quotient, remainder, substitute
+from tccompile.ir.expr import (
+    Epilogue,
+    Index,
+    Range,
+    View,
+    always_inside,
+    call,
+    coord,
+    load,
+    quotient,
+    remainder,
+    substitute,
+    walk,
+)
 from tccompile.ir.extent import ceil_div, worth
 from tccompile.ir.ops import Conv, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
+from tccompile.ir.types import DType
 from tccompile.ir.weights import Recipe, transform
 
 FEW = 4
@@ -125,21 +139,23 @@ def unfold_outputs(program: Program) -> Program:
         x, w = tensors[op.x], tensors[op.w]
         outputs, channels, rows, taps = w.shape
         shape = (y[0], rows * outputs, x.shape[2], y[3])
-        sums = dense(f"{op.y}.rows", shape, tensors[op.y].dtype, _channels_last(4))
+        acc, stored = next(e for e in walk(op.epilogue.expr) if e.fn == "acc"), tensors[op.y].dtype
+        kind = DType.I32 if acc.dtype is DType.I64 else stored if stored.is_float else DType.F32
+        sums = dense(f"{op.y}.rows", shape, kind, _channels_last(4))
         weights = dense(f"{op.w}.rows", (rows * outputs, channels, 1, taps), w.dtype, _channels_last(4))
         recipe = transform("transpose", constants[op.w], axes=(2, 0, 1, 3))
         constants[weights.name] = transform("reshape", recipe, shape=weights.shape)
         tensors |= {sums.name: sums, weights.name: weights}
 
         along: dict[str, Any] = {"strides": (1, op.strides[1]), "pads": (0, op.pads[1]), "dilations": (1, op.dilations[1])}
-        ops.append(replace(op, y=sums.name, w=weights.name, epilogue=Epilogue(), **along))
+        ops.append(replace(op, y=sums.name, w=weights.name, epilogue=Epilogue(acc), **along))
         views = []
         for r in range(rows):
             i = coord(2) + (r * op.dilations[0] - op.pads[0])
             views.append(View(sums.name, (coord(0), coord(1) + r * outputs, i, coord(3)), _inside(i, x.shape[2], y)))
         first = len(op.epilogue.loads)
-        total = reduce(lambda a, b: call("add", a, b), (load(first + r) for r in range(rows)))
-        expr = substitute(op.epilogue.expr, {ACC: total})
+        total = reduce(lambda a, b: call("add", a, b), (load(first + r, acc.dtype) for r in range(rows)))
+        expr = substitute(op.epilogue.expr, {acc: total})
         ops.append(Pointwise(nodes=op.nodes, y=op.y, epilogue=Epilogue(expr, (*op.epilogue.loads, *views))))
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 

@@ -17,7 +17,7 @@ from tccompile.ir.expr import FUNCTIONS, Coord, Element, Expr, Index, Quotient, 
 from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.forms import Form, Grouped, Packed, Sparse
 from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
-from tccompile.ir.ops import Op, Pointwise
+from tccompile.ir.ops import Carry, Op, Pointwise
 from tccompile.ir.ops.op import OneOf
 from tccompile.ir.ops.rules import EXTENT
 from tccompile.ir.program import Program, verify
@@ -192,9 +192,11 @@ def _check_written(program: Program, given: Collection[str]) -> None:
             t = program.tensors[name]
             if t.storage not in given and t.span and not (t.storage in written and written[t.storage].hold(t)):
                 raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} reads elements of {name!r} that nothing before it writes")
-        t = program.tensors[op.y]
-        if not written.setdefault(t.storage, _Written(program.tensors[t.storage], budget)).add(t):
-            raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} writes elements of {t.storage!r} that have been written")
+        if isinstance(op, Carry) and op.stays:  # over what it has read: see `loops.verify_loops`
+            continue
+        for t in (program.tensors[name] for name in op.results):
+            if not written.setdefault(t.storage, _Written(program.tensors[t.storage], budget)).add(t):
+                raise PlanError(f"{type(op).__name__} {op.nodes[0]!r} writes elements of {t.storage!r} that have been written")
     for name in program.outputs:
         t = program.tensors[name]
         require(not t.span or (name in written and written[name].hold(t)), f"not all of the output {name!r} is written")
@@ -250,10 +252,15 @@ def _check_op(op: Op, program: Program, given: Collection[str]) -> None:
     for view in op.views + ((op.scattered[1],) if op.scattered else ()):
         for index in (*view.index, *(r.index for r in view.valid)):
             require(_depth(index, _parts) < DEPTH, f"{what}: an index of {view.tensor!r} nests too deep")
-    for name in (*op.inputs, op.y):
+    for name in (*op.inputs, *op.results):
         require(name in program.tensors, f"{what}: {name!r} is no tensor")
-    owner = program.tensors[op.y].storage
-    require(owner not in given, f"{what}: writes into {owner!r}, which is an input or a constant")
+    for owner in (program.tensors[name].storage for name in op.results):
+        require(owner not in given, f"{what}: writes into {owner!r}, which is an input or a constant")
+    if op.also is not None:
+        first, second = program.tensors[op.y], program.tensors[op.also.y]
+        alike = all(getattr(first, k) == getattr(second, k) for k in ("shape", "padded", "strides"))
+        require(alike and op.epilogue.shuffle == 1, f"{what}: {op.also.y!r} does not lie as {op.y!r}")
+        _check_expr(op.also.expr, 1, False, what)
     y, b = program.tensors[op.y].shape, op.epilogue.shuffle
     require(1 <= b < EXTENT and (b == 1 or (len(y) == 4 and y[2] % b == y[3] % b == 0)), f"{what}: shuffle {b} of {y}")
     shape = program.op_shape(op)

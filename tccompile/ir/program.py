@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -10,6 +10,7 @@ from operator import or_
 from tccompile.ir.expr import Epilogue, Expr, walk
 from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.forms import Form, Packed
+from tccompile.ir.loops import kept, verify_loops
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.tensor import Storage, Tensor, dense
 from tccompile.ir.types import DType
@@ -95,7 +96,7 @@ class Program:
 
     def writer(self) -> dict[str, Op]:
         """The op that writes each tensor."""
-        return {op.y: op for op in self.ops}
+        return {name: op for op in self.ops for name in op.results}
 
 
 def needs(program: Program) -> list[list[int]]:
@@ -105,7 +106,8 @@ def needs(program: Program) -> list[list[int]]:
     for i, op in enumerate(program.ops):
         owners = {program.tensors[name].storage for name in op.inputs}
         out.append(sorted({k for owner in owners for k in writers.get(owner, ())}))
-        writers.setdefault(program.tensors[op.y].storage, []).append(i)
+        for name in op.results:
+            writers.setdefault(program.tensors[name].storage, []).append(i)
     return out
 
 
@@ -117,16 +119,22 @@ def earlier(program: Program) -> list[int]:
     return out
 
 
-def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
-    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up."""
+def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[int, int]]:
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up; what the
+    body of a loop reads of outside is in use to the body's end.
+
+    within  for each op, if given, the other one with which it is computed, or -1
+    """
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     out: dict[str, tuple[int, int]] = {}
     for i, op in enumerate(program.ops):
-        for name in (*op.inputs, op.y):
+        for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
             if owner not in elsewhere:
-                out[owner] = out.get(owner, (i, i))[0], i
-    return out
+                other = within[i] if within and within[i] >= 0 else i
+                first, last = out.get(owner, (i, i))
+                out[owner] = min(first, other), max(last, i, other)
+    return kept(out, program)
 
 
 def verify(program: Program) -> None:
@@ -152,11 +160,18 @@ def verify(program: Program) -> None:
         for name in op.inputs:
             owner = tensors[name].storage
             assert name in written or owner in written, f"{where} reads {name}, which nothing before it writes"
-        assert op.y not in written, f"{where} writes {op.y}, which has been written"
-        written |= {op.y, tensors[op.y].storage}
+        for name in op.results:
+            assert name not in written, f"{where} writes {name}, which has been written"
+            written |= {name, tensors[name].storage}
+        if op.also is not None:
+            y, second = tensors[op.y], tensors[op.also.y]
+            assert (y.shape, y.padded, y.strides) == (second.shape, second.padded, second.strides), (
+                f"{where}: {second} lies apart"
+            )
         _verify_expressions(program, op, where)
     for name in program.outputs:
         assert name in written, f"nothing writes the output {name}"
+    verify_loops(program)
 
 
 def _verify_expressions(program: Program, op: Op, where: str) -> None:

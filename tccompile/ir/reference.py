@@ -9,7 +9,9 @@ import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.evaluate import evaluate_expr
-from tccompile.ir.ops import Op
+from tccompile.ir.expr import identity_view
+from tccompile.ir.loops import bodies, in_turn
+from tccompile.ir.ops import Carry, Op
 from tccompile.ir.program import Program
 from tccompile.ir.storage import convert, elements, from_storage, store, to_storage
 
@@ -40,6 +42,12 @@ def finish(op: Op, program: Program, values: Mapping[str, np.ndarray], acc: np.n
     return out.reshape(program.tensors[op.y].shape)
 
 
+def beside(op: Op, program: Program, y: np.ndarray) -> np.ndarray:
+    """What `op` writes as a second result, from what the first one holds, in its storage type or its compute type."""
+    assert op.also is not None
+    return evaluate_expr(op.also.expr, (identity_view(op.y, y.ndim),), {op.y: _typed(y, program, op.y)}, y.shape)
+
+
 def _typed(values: np.ndarray, program: Program, name: str) -> np.ndarray:
     dtype = program.tensors[name].dtype
     return values if values.dtype == dtype.compute.numpy else from_storage(values, dtype)
@@ -67,16 +75,22 @@ def evaluate(
     sources: Mapping[str, np.ndarray],
     watch: Watcher = unwatched,
     stored: bool = False,
+    turns: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The program's outputs by name, computed in float32, int64 and bool throughout: nothing is rounded to storage types.
 
     feeds    the inputs' values by name; sources, the model's weights by name (see `weights.evaluate`)
     watch    sees what each op reads and writes
     stored   round every tensor to its storage type after all
+    turns    how often bodies of loops run at most, if that is less than the program says
     """
     tensors = program.tensors
-    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, op.y)}
+    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, *op.results)}
     last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
+    for body in bodies(program):
+        own = program.ops[body.first : body.last + 1]
+        made = {tensors[op.y].storage for op in own if not (isinstance(op, Carry) and op.stays)}
+        last |= {owner: body.last + 1 for owner, i in last.items() if i in body and owner not in made}
     memory: dict[str, np.ndarray] = {}  # by the tensor that owns the storage
     views = {tensors[name].storage for op in program.ops for name in op.inputs if tensors[name].base}
     plain = program.constants.keys() - views  # whose values are as good where they are
@@ -96,7 +110,8 @@ def evaluate(
 
     for name in program.inputs:
         put(name, _typed(np.asarray(feeds[name]), program, name))
-    for i, op in enumerate(program.ops):
+    for i in in_turn(program, lambda body: bool(get(body.going).item()), turns):
+        op = program.ops[i]
         for name in op.inputs:
             owner = tensors[name].storage
             if owner in program.constants and owner not in memory:
@@ -111,6 +126,8 @@ def evaluate(
         values = finish(op, program, read, acc)
         watch(op, read, acc, values)
         put(op.y, values)
+        if op.also is not None:
+            put(op.also.y, beside(op, program, get(op.y)))
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]
     return {name: get(name).copy() for name in program.outputs}

@@ -129,3 +129,18 @@ def _copy(into: np.ndarray, values: np.ndarray) -> None:
 WIDE, HIGH, WORTH_TILES = 16, 8192, 4 << 20
 """Elements of a tile, as they follow each other where they are written and where they are read, and from how many bytes on it
 takes less time."""
+
+
+def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
+    """Logical values as the bytes of `tensor`'s storage: its dtype, its order of axes, zeros in the padding.
+
+    Raises ValueError if they have another shape.
+    """
+    if not values.size and not tensor.span:
+        return memoryview(b"")
+    if values.shape != tensor.shape:
+        raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
+    full = tensor.padded == tensor.shape and tensor.span == values.size
+    buffer = (np.empty if full else np.zeros)(tensor.span, tensor.dtype.numpy)
+    store(buffer, tensor, to_storage(values, tensor.dtype))
+    return buffer.view(np.uint8).data  # of gigabytes there need not be a copy

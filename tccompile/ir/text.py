@@ -36,7 +36,8 @@ def op_text(op: Op) -> str:
     fields = {name: getattr(op, name) for name in op.holds}
     shown = [f"{k}={_field_text(v, op.holds[k])}" for k, v in fields.items() if not isinstance(v, Expr)]
     beside = "".join(f" {k} {expr_text(v, ())}" for k, v in fields.items() if isinstance(v, Expr))
-    return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}{beside}"
+    also = f" and %{op.also.y} = {expr_text(op.also.expr, [View(op.y, ())])}" if op.also else ""
+    return f"{type(op).__name__}({', '.join(shown)}) {epilogue_text(op.epilogue)}{beside}{also}"
 
 
 def _field_text(value: Any, held: Any) -> str:

@@ -7,15 +7,16 @@ only needs a type or a shape, or makes another constant by a recipe, takes `held
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, sources_of, transform
+from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, sources_of, transform
 
 _decided: ContextVar[set[str] | None] = ContextVar("decided", default=None)
 
@@ -29,6 +30,61 @@ def decisive() -> Iterator[set[str]]:
         yield names
     finally:
         _decided.reset(token)
+
+
+class Remembered:
+    """What nodes made of constants, for loads of one model at several shapes: a node of the same constants makes the same.
+
+    Constants are told apart by where they come from: a weight's name, what a remembered node made, or a few numbers.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, list[Weight]] = {}
+        self.recipes: set[int] = set()
+
+    def key(self, node: onnx.NodeProto, inputs: Sequence[Weight | None]) -> Hashable | None:
+        """What says what a node makes; None for a node whose constants are not told apart, and for one of few numbers."""
+        if all(w is None or held(w).size <= FEW for w in inputs):
+            return None
+        parts = [None if w is None else self._origin(w) for w in inputs]
+        if any(w is not None and part is None for w, part in zip(inputs, parts, strict=True)):
+            return None
+        return node.op_type, tuple(a.SerializeToString() for a in node.attribute), len(node.output), tuple(parts)
+
+    def _origin(self, w: Weight) -> Hashable | None:
+        values, recipe = held(w), w.recipe
+        if isinstance(recipe, Source):
+            return recipe.name
+        if id(recipe) in self.recipes:
+            return id(recipe)
+        few = isinstance(recipe, Literal) and values.size <= FEW and values.dtype.kind in "biuf"
+        return (values.dtype.str, values.shape, values.tobytes()) if few else None
+
+    def keep(self, key: Hashable, made: list[Weight]) -> None:
+        """Remember what a node made, and its recipes, which are alive from then on."""
+        self.made[key] = made
+        self.recipes |= {id(w.recipe) for w in made}
+
+
+FEW = 64
+"""Numbers that tell constants apart by themselves, and that nodes make something of in no time."""
+
+_remembered: ContextVar[Remembered | None] = ContextVar("remembered", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Within it, what nodes make of constants is computed once for all loads of a model."""
+    token = _remembered.set(Remembered())
+    try:
+        yield
+    finally:
+        _remembered.reset(token)
+
+
+def remembered() -> Remembered | None:
+    """What is remembered, where loads of one model follow each other."""
+    return _remembered.get()
 
 
 class Weight(gs.Constant):

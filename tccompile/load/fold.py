@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +28,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.metadata import part
 from tccompile.ir.weights import SMALL
 from tccompile.load import classical, contrib, custom
-from tccompile.load.constants import Weight, dequantized, derived, held, literal
+from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
 from tccompile.load.nodes import (
@@ -38,14 +38,13 @@ from tccompile.load.nodes import (
     reads,
     rename_inputs,
     subgraphs,
-    tensor_values,
-    widened,
 )
 from tccompile.load.opset import UNIFORM, Scope, upgrade_nodes
 from tccompile.load.sizes import OWN
 from tccompile.load.types import Type, static_type
 from tccompile.load.unroll import Unroller
 from tccompile.load.valid import DECIDES, Shapes, attributes, invalid, title, wrong_attribute, wrong_shapes, wrong_type
+from tccompile.load.values import TRANSFORMED, attribute, reference
 
 log = logging.getLogger(__name__)
 
@@ -168,15 +167,7 @@ class Folder:
     def run(self) -> dict[str, Type]:
         for value in self.graph.input:
             self.types[value.name] = static_type(value.type)  # type: ignore[assignment]
-        while self.pending:
-            node = self.pending.popleft()
-            rename_inputs(node, self.alias)
-            with blamed_on(title(node)):
-                self.visit(node)
-            if len(self.kept) + len(self.pending) > MAX_NODES:
-                raise UnsupportedError(
-                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
-                )
+        self.go_on(self.visit)
         self.open_outputs()
         self.sizes.finish()
         note_all(self.constants, self.kept)
@@ -185,6 +176,26 @@ class Folder:
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.kept)
         return self.types
+
+    def go_on(self, visit: Callable[[onnx.NodeProto], None]) -> None:
+        """Visits the nodes that are pending, and those that come in their place."""
+        while self.pending:
+            node = self.pending.popleft()
+            rename_inputs(node, self.alias)
+            with blamed_on(title(node)):
+                visit(node)
+            if len(self.kept) + len(self.pending) > MAX_NODES:
+                raise UnsupportedError(
+                    f"the model has more than 2^20 nodes, loops and functions taken apart, at {title(node)}: split it there"
+                )
+
+    def apart(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        """Visits these nodes before those that are pending. Raises what is wrong with one, also where errors are collected."""
+        rest, self.pending = self.pending, deque(nodes)
+        try:
+            self.go_on(partial(Folder.visit, self))
+        finally:
+            self.pending = rest
 
     def visit(self, node: onnx.NodeProto) -> None:
         standard = node.domain in ("", "ai.onnx")
@@ -330,20 +341,20 @@ class Folder:
                     self.set_constant(node.output[1], literal("", np.broadcast_to(np.True_, x.shape)))
                 return True
             case "Shape":
-                start, end = (_attribute(node, n, d) for n, d in (("start", 0), ("end", len(x.shape))))
+                start, end = (attribute(node, n, d) for n, d in (("start", 0), ("end", len(x.shape))))
                 self.set_constant(node.output[0], literal("", x.shape[start:end], np.int64))
                 return True
             case "Size":
                 self.set_constant(node.output[0], literal("", math.prod(x.shape), np.int64))
                 return True
             case "EyeLike" if len(x.shape) == 2:
-                dtype = onnx.helper.tensor_dtype_to_np_dtype(_attribute(node, "dtype", x.elem))
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(attribute(node, "dtype", x.elem))
                 if math.prod(x.shape) * dtype.itemsize > LARGE:
                     raise UnsupportedError(
                         f"{title(node)} of {x.shape} would be a constant of more than {LARGE} bytes; "
                         "multiplying by it changes nothing: leave it out"
                     )
-                self.set_constant(node.output[0], literal("", np.eye(*x.shape, _attribute(node, "k", 0), dtype)))
+                self.set_constant(node.output[0], literal("", np.eye(*x.shape, attribute(node, "k", 0), dtype)))
                 return True
         return False
 
@@ -484,10 +495,10 @@ class Folder:
 
     def split_to_sequence(self, node: onnx.NodeProto) -> bool:
         """Split in its place, if the sizes are known."""
-        x, y, axis = self.type_of(node.input[0], node), node.output[0], _attribute(node, "axis", 0)
+        x, y, axis = self.type_of(node.input[0], node), node.output[0], attribute(node, "axis", 0)
         given = len(node.input) > 1 and bool(node.input[1])
         weight = self.constants.get(node.input[1]) if given else literal("", 1, np.int64)
-        stays = given or _attribute(node, "keepdims", 1)
+        stays = given or attribute(node, "keepdims", 1)
         if weight is None or not -len(x.shape) <= axis < len(x.shape):
             return False
         n, sizes = x.shape[axis], weight.values.reshape(-1).astype(np.int64)
@@ -512,11 +523,11 @@ class Folder:
         return True
 
     def concat_from_sequence(self, node: onnx.NodeProto, parts: list[str]) -> None:
-        y, axis, s = node.output[0], _attribute(node, "axis"), self.sizes
+        y, axis, s = node.output[0], attribute(node, "axis"), self.sizes
         s.node, rows = node, list[str]()
         for one in parts:
             row = self.resolved(one)
-            if _attribute(node, "new_axis", 0):
+            if attribute(node, "new_axis", 0):
                 row = s.add("Unsqueeze", [row, s.constant([axis])])
             if one in self.present:
                 shape = list(s.shape(row))
@@ -607,7 +618,7 @@ class Folder:
             if not step:
                 raise invalid(node, "its delta is 0")
             return {node.output[0]: Type(self.type_of(node.input[0], node).elem, (max(math.ceil((limit - start) / step), 0),))}
-        if domain == "" and node.op_type == "STFT" and _attribute(node, "onesided", 1):
+        if domain == "" and node.op_type == "STFT" and attribute(node, "onesided", 1):
             found = {name: onnx.TypeProto.FromString(proto.SerializeToString()) for name, proto in found.items()}
             for proto in found.values():  # ONNX's rule forgets that these are half of the bins
                 dims = proto.tensor_type.shape.dim
@@ -637,7 +648,7 @@ class Folder:
         """Raises ModelError for an axis that there is not, and for outputs that are not as many as parts: ONNX aborts on some."""
         if node.op_type == "Split" and self.parts(node) not in (None, len(node.output)):
             raise invalid(node, f"it has {len(node.output)} outputs for {self.parts(node)} parts")
-        axis = _attribute(node, "axis")
+        axis = attribute(node, "axis")
         if isinstance(axis, int) and node.input and node.op_type not in ANY_AXIS:
             rank = len(self.type_of(node.input[0], node).shape)
             if not -rank <= axis < rank:
@@ -652,7 +663,7 @@ class Folder:
     def parts(self, node: onnx.NodeProto) -> int | None:
         """How many a Split says it has, where it says so."""
         sizes = self.constants.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-        return held(sizes).size if sizes is not None else _attribute(node, "num_outputs")
+        return held(sizes).size if sizes is not None else attribute(node, "num_outputs")
 
     def window_length(self, node: onnx.NodeProto) -> int | None:
         """Of an STFT."""
@@ -663,7 +674,7 @@ class Folder:
     def compressed(self, node: onnx.NodeProto) -> Type:
         """The type of a Compress by a constant condition."""
         x, kept = self.type_of(node.input[0], node), int(np.count_nonzero(self.constants[node.input[1]].values))
-        axis = _attribute(node, "axis")
+        axis = attribute(node, "axis")
         shape = (kept,) if axis is None else tuple(kept if a == axis % len(x.shape) else n for a, n in enumerate(x.shape))
         return Type(x.elem, shape)
 
@@ -672,7 +683,7 @@ class Folder:
         x = self.constants[node.input[0]]
         if held(x).size > max(self.work, SMALL):
             return {}
-        values = [w.values for w in _reference(node, [x], self.opsets)]
+        values = [w.values for w in reference(node, [x], self.opsets)]
         types = [Type(onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for v in values]
         return {name: t for name, t in zip(node.output, types, strict=False) if name}
 
@@ -686,12 +697,12 @@ class Folder:
         if scales is not None and not (np.isfinite(scales.values) & (scales.values > 0)).all():
             raise invalid(node, f"its scales are {scales.values.tolist()}; they must be positive and finite")
         x = self.type_of(node.input[0], node)
-        axes = _attribute(node, "axes", range(len(x.shape)))
+        axes = attribute(node, "axes", range(len(x.shape)))
         shape = list(x.shape)
         if (
             sizes is not None
             and held(sizes).size == len(axes)
-            and _attribute(node, "keep_aspect_ratio_policy", b"stretch") == b"stretch"
+            and attribute(node, "keep_aspect_ratio_policy", b"stretch") == b"stretch"
         ):
             if sizes.values.min(initial=0) < 0:
                 raise invalid(node, f"its sizes are {sizes.values.tolist()}; they must not be negative")
@@ -736,11 +747,20 @@ class Folder:
     def evaluate(self, node: onnx.NodeProto) -> list[Weight] | None:
         """The node's outputs, or None if nobody here can compute them: then it is left to later stages, as any other node."""
         inputs = [self.constants.get(name) for name in node.input]
+        known = remembered()
+        key = known.key(node, inputs) if known is not None else None
+        if known is None or key is None:
+            return self.computed(node, inputs)
+        if key not in known.made and (result := self.computed(node, inputs)) is not None:
+            known.keep(key, result)
+        return known.made.get(key)
+
+    def computed(self, node: onnx.NodeProto, inputs: list[Weight | None]) -> list[Weight] | None:
         how = TRANSFORMED.get(node.op_type)
         try:
             result = how(node, inputs, self.types[node.output[0]]) if how else None
             if result is None:
-                result = _reference(node, inputs, self.opsets)
+                result = reference(node, inputs, self.opsets)
         except Exception as e:
             log.debug("%s is not folded: %s", title(node), first_line(e))
             return None
@@ -852,213 +872,3 @@ def _is_function(node: onnx.NodeProto) -> bool:
     windowed = any(a.name in ("left_window_size", "right_window_size") for a in node.attribute)
     special = windowed or any(node.output[3:]) or any(node.input[6:])  # the scores are used; lengths are an input
     return node.op_type in FUNCTIONS or (node.op_type == "Attention" and special)
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    return next((onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
-
-
-# --- Values of one node ----------------------------------------------------------------------------------------------
-
-
-def _reference(node: onnx.NodeProto, inputs: list[Weight | None], opsets: list[onnx.OperatorSetIdProto]) -> list[Weight]:
-    """The node's outputs by ONNX's reference evaluator, as literals."""
-    names = list(dict.fromkeys(name for name in node.input if name))
-    graph = onnx.helper.make_graph(
-        [node], "constant", [onnx.helper.make_empty_tensor_value_info(n) for n in names],
-        [onnx.helper.make_empty_tensor_value_info(y) for y in node.output if y],
-    )  # fmt: skip
-    feeds = {name: w.values for name, w in zip(node.input, inputs, strict=True) if w is not None}
-    with np.errstate(all="ignore"):
-        out = onnx.reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, feeds)
-    values = iter(out)
-    return [literal("", widened(np.asarray(next(values)))) if y else literal("", 0) for y in node.output]
-
-
-How = Callable[[onnx.NodeProto, list[Any], Type], "list[Weight] | None"]
-"""A node as a transform of its constant inputs, so that the provenance stays; None if no transform says what it does."""
-
-
-def _plain(fn: str, floats_only: bool = False) -> How:
-    def how(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-        if floats_only and y.dtype.kind != "f":
-            return None
-        with np.errstate(all="ignore"):
-            return [derived("", fn, *x)]
-
-    return how
-
-
-def _reshape(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    return [derived("", "reshape", x[0], shape=y.shape)]
-
-
-def _expand(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    return [derived("", "expand", x[0], shape=y.shape)]
-
-
-def _constant_of_shape(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    value = _attribute(node, "value")
-    number = np.zeros((), np.float32) if value is None else tensor_values(value, title(node)).reshape(())
-    return [derived("", "expand", number, shape=y.shape)]
-
-
-def _transpose(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    axes = _attribute(node, "perm", tuple(reversed(range(len(y.shape)))))
-    return [derived("", "transpose", x[0], axes=tuple(axes))]
-
-
-def _cast(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    if y.dtype.kind not in "biuf":
-        return None
-    with np.errstate(all="ignore"):
-        return [derived("", "cast", x[0], dtype=y.dtype.name)]
-
-
-def _concat(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    return [derived("", "concat", *x, axis=_attribute(node, "axis"))]
-
-
-def _gather(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    return [derived("", "take", *x, axis=_attribute(node, "axis", 0))]
-
-
-def _slice(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    shape = x[0].shape
-    starts, ends = x[1].values.tolist(), x[2].values.tolist()
-    axes = x[3].values.tolist() if len(x) > 3 and x[3] is not None else range(len(starts))
-    steps = x[4].values.tolist() if len(x) > 4 and x[4] is not None else [1] * len(starts)
-    cut: list[tuple[int, int | None, int]] = [(0, n, 1) for n in shape]
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        first, last, _ = slice(start, end, step).indices(shape[axis])
-        cut[axis] = first, (None if last < 0 else last), step
-    bounds = zip(*cut, strict=True)
-    return [derived("", "slice", x[0], **dict(zip(("starts", "ends", "steps"), bounds, strict=True)))]
-
-
-def _split(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    axis, shape = _attribute(node, "axis", 0) % len(y.shape), x[0].shape
-    size, count = y.shape[axis], len(node.output)
-    ends = np.cumsum(x[1].values).tolist() if len(x) > 1 and x[1] is not None else [(i + 1) * size for i in range(count)]
-    parts, begin, first = [], 0, (0,) * len(shape)
-    for end in (min(end, shape[axis]) for end in ends):
-        starts, stops = (*first[:axis], begin, *first[axis + 1 :]), (*shape[:axis], end, *shape[axis + 1 :])
-        parts.append(derived("", "slice", x[0], starts=starts, ends=stops, steps=(1,) * len(shape)))
-        begin = end
-    return parts
-
-
-def _tile(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    pairs = list(zip(x[1].values.tolist(), x[0].shape, strict=True))
-    apart = derived("", "reshape", x[0], shape=[n for _, extent in pairs for n in (1, extent)])
-    return [derived("", "reshape", derived("", "expand", apart, shape=[n for pair in pairs for n in pair]), shape=y.shape)]
-
-
-def _norm(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """The root of the sum of squares, by a product with ones: weights that are normalized come so."""
-    rank = len(x[0].shape)
-    axes = [axis % rank for axis in x[1].values.tolist()] if len(x) > 1 and x[1] is not None else [*range(rank)]
-    if y.dtype != np.float32 or not axes or not all(x[0].shape):
-        return None
-    order = [*(axis for axis in range(rank) if axis not in axes), *axes]
-    terms = math.prod(x[0].shape[axis] for axis in axes)
-    rows = derived("", "reshape", derived("", "transpose", x[0], axes=order), shape=(-1, terms))
-    sums = derived("", "matmul", derived("", "mul", rows, rows), np.ones((terms, 1), np.float32))
-    return [derived("", "reshape", derived("", "sqrt", sums), shape=y.shape)]
-
-
-def _pad(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    zero = len(x) < 3 or x[2] is None or not x[2].values.any()
-    pads = x[1].values.tolist()
-    if _attribute(node, "mode", b"constant") != b"constant" or not zero or min(pads, default=0) < 0 or len(x) > 3:
-        return None
-    rank = len(pads) // 2
-    return [derived("", "pad", x[0], before=tuple(pads[:rank]), after=tuple(pads[rank:]))]
-
-
-def _gather_elements(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
-    axis = _attribute(node, "axis", 0)
-    return [literal("", np.take_along_axis(x[0].values, x[1].values, axis))]
-
-
-def _shift(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    return [derived("", "right_shift", *x)] if _attribute(node, "direction") == b"RIGHT" else None
-
-
-def _dequantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """(x - zero_point) * scale, with one scale a tensor, one an extent of `axis`, or one a block along it."""
-    block, shape = _attribute(node, "block_size", 0), list(y.shape)
-    if not block or not shape or x[1].dtype.kind != "f":
-        return _dequantize_along(node, x, y)
-    axis = _attribute(node, "axis", 1) % len(shape)
-    blocks = ceil_div(shape[axis], block)
-
-    missing = blocks * block - shape[axis]  # of the last block, which may be shorter
-    apart, once = ((*shape[:axis], blocks, n, *shape[axis + 1 :]) for n in (block, 1))
-    numbers = derived("", "cast", x[0], dtype="float32")
-    if missing:
-        numbers = derived("", "pad", numbers, before=(0,) * len(shape), after=[missing * (a == axis) for a in range(len(shape))])
-    out = derived("", "reshape", numbers, shape=apart)
-    if len(x) > 2 and x[2] is not None:
-        out = derived("", "sub", out, derived("", "reshape", derived("", "cast", x[2], dtype="float32"), shape=once))
-    out = derived("", "mul", out, derived("", "reshape", derived("", "cast", x[1], dtype="float32"), shape=once))
-    out = derived("", "reshape", out, shape=(*shape[:axis], blocks * block, *shape[axis + 1 :]))
-    if missing:
-        out = derived("", "slice", out, starts=(0,) * len(shape), ends=tuple(shape), steps=(1,) * len(shape))
-    return [out if y.dtype == np.float32 else derived("", "cast", out, dtype=y.dtype.name)]
-
-
-def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """The same without blocks."""
-    scale = x[1]
-    if held(scale).ndim > 1 or _attribute(node, "block_size", 0) or scale.dtype.kind != "f":
-        return None
-    out = dequantized(x[0], scale, x[2] if len(x) > 2 else None, _attribute(node, "axis", 1))
-    return [out if y.dtype == np.float32 else derived("", "cast", out, dtype=y.dtype.name)]
-
-
-def _quantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """round(x / scale) + zero point, saturated: ONNX's evaluator is wrong beyond int32. NaN becomes the least number."""
-    values, scale, zero = x[0].values, x[1].values, x[2].values if len(x) > 2 and x[2] is not None else np.zeros((), y.dtype)
-    if values.dtype != np.float32 or scale.ndim > 1 or _attribute(node, "block_size", 0) or str(y.dtype) not in QUANTIZED:
-        return None
-    lie = [1] * values.ndim
-    if scale.size > 1:
-        lie[_attribute(node, "axis", 1)] = -1
-    limits, shape = np.iinfo(y.dtype), tuple(lie) if scale.ndim else ()
-    with np.errstate(all="ignore"):
-        moved = np.rint(values / scale.reshape(shape)) + zero.astype(np.float32).reshape(shape)
-    return [literal("", np.where(moved > limits.min, np.minimum(moved, limits.max), limits.min).astype(y.dtype))]
-
-
-QUANTIZED = ("int8", "uint8", "int16", "uint16")
-
-TRANSFORMED: dict[str, How] = {
-    "Add": _plain("add"),
-    "BitShift": _shift,
-    "BitwiseAnd": _plain("bitwise_and"),
-    "Cast": _cast,
-    "Concat": _concat,
-    "ConstantOfShape": _constant_of_shape,
-    "DequantizeLinear": _dequantize,
-    "Div": _plain("div", floats_only=True),
-    "Expand": _expand,
-    "Flatten": _reshape,
-    "Gather": _gather,
-    "GatherElements": _gather_elements,
-    "MatMul": _plain("matmul", floats_only=True),
-    "Mul": _plain("mul"),
-    "Neg": _plain("neg"),
-    "Pad": _pad,
-    "QuantizeLinear": _quantize,
-    "ReduceL2": _norm,
-    "Reshape": _reshape,
-    "Slice": _slice,
-    "Split": _split,
-    "Sqrt": _plain("sqrt"),
-    "Squeeze": _reshape,
-    "Sub": _plain("sub"),
-    "Tile": _tile,
-    "Transpose": _transpose,
-    "Unsqueeze": _reshape,
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tccompile.plan.format import MAGIC
+from tccompile.plan.file import MAGIC
 
 KINDS = {
     re.escape(MAGIC): "it is a plan already",

@@ -19,18 +19,18 @@ import onnx.helper
 import onnx.numpy_helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.load import sizes
-from tccompile.load.constants import Weight, literal
+from tccompile.ir.ops.carry import TURNS
+from tccompile.load import repeat, sizes
+from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
-from tccompile.load.nodes import constant_node, rename_inputs, tensor_values
-from tccompile.load.types import Type, static_type
+from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
+from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
+from tccompile.load.rows import appended, as_rows
+from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
-
-INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
 
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
@@ -66,26 +66,14 @@ class Running:
     over: str = ""
 
 
-class Folding(Protocol):
+class Folding(repeat.Folding, Protocol):
     """What the walk over a graph that is folded offers: see `fold.Folder`, which is one."""
 
-    constants: dict[str, Weight]
-    sequences: dict[str, list[str]]
     present: dict[str, str]
-    absent: set[str]
-    sizes: sizes.Sizes
 
     def visit(self, node: onnx.NodeProto) -> None: ...
 
     def instead(self, *nodes: onnx.NodeProto) -> None: ...
-
-    def resolved(self, name: str) -> str: ...
-
-    def same(self, name: str, as_name: str) -> None: ...
-
-    def set_constant(self, name: str, weight: Weight) -> None: ...
-
-    def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
 
 
 class Unroller:
@@ -95,6 +83,9 @@ class Unroller:
         self.folder = folder
         self.running: dict[str, tuple[Callable[[Running], None], Running]] = {}
         self.made = 0
+        self.repeating = False
+        self.unlike: dict[str, str] = {}
+        """Why loops do not stay loops, by what names in them begin with."""
 
     def visit(self, node: onnx.NodeProto) -> bool:
         """Puts other nodes in the place of a node of control flow: True if it was one."""
@@ -223,10 +214,67 @@ class Unroller:
         if most:
             self.check_one(node, most, "number of iterations", onnx.TensorProto.INT64)
         iterations = int(weight.values.item()) if weight is not None else None
+        if iterations != 0 and self.collects(node):
+            return
         running = Running(
             node, carried, condition, iterations, parts, [0] * len(parts), most=most if weight is None else "", bound=bound
         )
-        self.folder.instead(self.wait_for(running, self.iterate))
+        if not self.stays(running):
+            self.folder.instead(self.wait_for(running, self.iterate))
+
+    def collects(self, node: onnx.NodeProto) -> bool:
+        """Takes what a loop only puts rows behind, beginning with none, as rows that iterations give: True if there was some."""
+        f, body = self.folder, _graph(node, "body")
+        carried = [f.resolved(x) for x in node.input[2:]]
+        tensors = [k for k, x in enumerate(carried) if x and x not in f.sequences and x not in f.absent]
+        empty = [k for k in tensors if f.type_of(carried[k], node).shape[:1] == (0,)]
+        found = {k: rows for k in empty if (rows := appended(body, k)) is not None}
+        if not found:
+            return False
+        results = [f"{y}#rows" if y else "" for y in (node.output[k] for k in found)]
+        f.instead(as_rows(node, body, found, results), self.wait_for(Running(node, []), self.join, "#rows"))
+        return True
+
+    def join(self, running: Running) -> None:
+        """The rows that iterations gave, one behind the other."""
+        f, s, node = self.folder, self.folder.sizes, running.node
+        s.node = node
+        for y in node.output:
+            rows = f.resolved(f"{y}#rows")
+            if y and (rows in f.types or rows in f.constants):
+                shape = s.shape(rows)
+                to = [s.constant([1])] if shape[1] == 1 else [s.constant([-1, *shape[2:]])]
+                f.visit(onnx.helper.make_node("Squeeze" if shape[1] == 1 else "Reshape", [rows, *to], [y], node.name or y))
+
+    def stays(self, running: Running) -> bool:
+        """Keeps a loop of many nodes one, if each iteration does the same: True if that was so."""
+        f, node, body = self.folder, running.node, _graph(running.node, "body")
+        known = f.constants.get(running.condition) if running.condition else None
+        if self.repeating or (known is not None and not known.values.all()):
+            return False
+        try:
+            bound = self.bound(running, TURNS)
+        except UnsupportedError:
+            return False  # nor can it be unrolled, if the data decide how often it goes round
+        bound = bound if running.bound is None else min(bound, running.bound)
+        nodes = bound * _count(body)
+        if nodes <= LONG_COUNTED:
+            return False
+        decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
+        decide += [running.condition] if running.condition and known is None else []
+        loop = Repeated(
+            node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, running.most,
+            self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
+        )  # fmt: skip
+        with tried(f, f.sizes, self) as why:
+            f.set_constant(f"{loop.prefix}#true", literal("", True))
+            inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
+            names = dict(zip((v.name for v in body.input), inputs, strict=True))
+            self.repeating = True
+            Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
+        self.repeating = False
+        self.unlike.update((loop.prefix, reason) for reason in why)
+        return not why
 
     def iterate(self, running: Running) -> None:
         """One more iteration, or what comes after the last."""
@@ -273,21 +321,31 @@ class Unroller:
             running.over = running.going
         return i < running.bound
 
-    def bound(self, running: Running) -> int:
+    def bound(self, running: Running, ceiling: int = MOST) -> int:
         """How often a loop goes round at most: by what is known of how often it is to, and by the user's word."""
         s, node = self.folder.sizes, running.node
         s.node = node
         said, found = s.limit(), s.number(running.most) if running.most else None
         known = [n.limit if isinstance(n, sizes.Size) else n for n in found or ()]
         known += [] if running.iterations is None else [running.iterations]
-        most = min([*known, *([] if said is None else [said])], default=MOST + 1)
+        most = min([*known, *([] if said is None else [said])], default=ceiling + 1)
         running.limited = most not in known
-        if most > MOST:
+        if most > ceiling and said is not None:
+            raise UnsupportedError(
+                f"{title(node)}: it goes round up to {most} times, and loops of more than {ceiling} iterations are not "
+                f"unrolled{self.why(_prefix(node))}: say fewer by --limit {node.name or _prefix(node)}=N, or end the model "
+                "before it"
+            )
+        if most > ceiling:
             raise UnsupportedError(
                 f"{title(node)}: how often it goes round is computed at run time: say how often at most, with "
                 f"--limit {node.name or _prefix(node)}=N; or end the model before it"
             )
         return most
+
+    def why(self, prefix: str) -> str:
+        """Why a loop does not stay one, to be put behind what follows from that."""
+        return f" (it does not stay a loop: {self.unlike[prefix]})" if prefix in self.unlike else ""
 
     def settle(self, running: Running, before: Sequence[str]) -> None:
         """What is carried stays as it was if the iteration did not take place."""
@@ -343,7 +401,10 @@ class Unroller:
             x = scanned[counted.index(size)]
             if any(ahead) or any(other != size for other in counted):
                 raise f.sizes.refuse(x, f.sizes.axis_of(x, size), "the Scan goes along other axes, or backwards")
-            self.loop(_as_loop(node, size, count), size.limit)
+            self.loop(_as_loop(node, size.count, count), size.limit)
+            return
+        if steps * _count(body) > LONG_COUNTED and not any(ahead):
+            self.loop(_as_loop(node, f.sizes.constant(steps), count))
             return
         parts: list[list[str]] = [[] for _ in range(outputs)]
         nodes: list[onnx.NodeProto] = []
@@ -441,14 +502,14 @@ class Unroller:
             self.made += max(1, len(nodes))
             if self.made > MOST:
                 raise UnsupportedError(
-                    f"{prefix!r}: iterations of its loop, of {len(nodes)} nodes each, make more than {MOST} nodes; "
-                    "give it a shorter sequence, or split the model there"
+                    f"{prefix!r}: iterations of its loop, of {len(nodes)} nodes each, make more than {MOST} nodes"
+                    f"{self.why(prefix)}; give it a shorter sequence, or split the model there"
                 )
         return nodes, [names.get(v.name, v.name) for v in graph.output]
 
-    def wait_for(self, running: Running, then: Callable[[Running], None]) -> onnx.NodeProto:
-        """A node that goes on with it when all nodes before have been folded."""
-        name = _prefix(running.node)
+    def wait_for(self, running: Running, then: Callable[[Running], None], what: str = "") -> onnx.NodeProto:
+        """A node that goes on with it, or does `what` there is beside that, when all nodes before have been folded."""
+        name = f"{_prefix(running.node)}{what}"
         self.running[name] = then, running
         return onnx.helper.make_node("Continue", [], [], name, domain=OWN)
 
@@ -505,8 +566,8 @@ class Unroller:
         return UnsupportedError(f"{title(node)}: {why}; export the model with that constant, or split it there")
 
 
-def _as_loop(node: onnx.NodeProto, size: sizes.Size, count: int) -> onnx.NodeProto:
-    """A Scan along the first axis of its last `count` inputs, of which there are as many rows as the size says, as a Loop."""
+def _as_loop(node: onnx.NodeProto, most: str, count: int) -> onnx.NodeProto:
+    """A Scan along the first axis of its last `count` inputs, of which there are as many rows as `most` says, as a Loop."""
     body = onnx.GraphProto()
     body.CopyFrom(_graph(node, "body"))
     carried = len(node.input) - count
@@ -522,7 +583,12 @@ def _as_loop(node: onnx.NodeProto, size: sizes.Size, count: int) -> onnx.NodePro
     graph = onnx.helper.make_graph(
         [*rows, *body.node], body.name, [*inputs, *body.input[:carried]], [inputs[1], *body.output], body.initializer
     )
-    return onnx.helper.make_node("Loop", [size.count, "", *node.input[:carried]], node.output, node.name, body=graph)
+    return onnx.helper.make_node("Loop", [most, "", *node.input[:carried]], node.output, node.name, body=graph)
+
+
+def _count(graph: onnx.GraphProto) -> int:
+    """The nodes of a graph, and of those in them."""
+    return sum(1 + sum(_count(inner) for inner in subgraphs(node)) for node in graph.node)
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

@@ -7,7 +7,7 @@ is found again from their values:
   conv(x, w) = conv(x, w / scale) · scale           where all of w / scale are numbers of float8
 
 Such an x is stored in 8 bits, with what only moves its elements on the way to the product. So are q, k and v of Attention, if all
-three are numbers of E4M3.
+three are numbers of E4M3. Products that Tensor Cores do not take in 8 bits multiply the same numbers in halves, which hold them.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ def found(graph: gs.Graph) -> Float8:
                 out.products |= {p: w for p, w in weights.items() if w is not None}
                 out.stored |= {t.name: dtype for t in together}
     out.stored |= {w.numbers.name: DType.E4M3 for w in out.products.values()}
+    for node in graph.nodes:
+        left = node.op in PRODUCTS and id(node) not in out.products and on_grid(node.inputs[0])
+        if left and (numbers := _multiples(node)) is not None:
+            out.products[id(node)] = numbers
     return out
 
 
@@ -106,13 +110,23 @@ def _attends(node: gs.Node, t: gs.Tensor) -> bool:
 def _weights(node: gs.Node) -> Weights | None:
     """A product's weights as numbers of float8; None where it has no such weights, or Tensor Cores would not take it."""
     w = constant(node.inputs[1])
-    if not isinstance(w, Weight) or held(w).dtype != np.float32 or not finite(w) or not held(w).size:
+    if w is None or rank(w) < 2:
         return None
     if node.op == "Conv":
         terms, groups = w.shape[1], node.attrs.get("group", 1)
         if rank(w) > 4 or terms < LEAST or (groups > 1 and terms % LEAST):
             return None
-    elif rank(w) != 2 or node.attrs.get("transA", 0) or w.shape[1 - channels(node)] < LEAST:
+    elif node.attrs.get("transA", 0) or w.shape[1 - channels(node)] < LEAST:
+        return None
+    return _multiples(node)
+
+
+def _multiples(node: gs.Node) -> Weights | None:
+    """A product's weights as numbers of float8 and scales; None where they are no such multiples."""
+    w = constant(node.inputs[1])
+    if not isinstance(w, Weight) or held(w).dtype != np.float32 or not finite(w) or not held(w).size:
+        return None
+    if node.op != "Conv" and rank(w) != 2:
         return None
     scales = scales_of(node)
     if scales is None:

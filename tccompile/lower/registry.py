@@ -13,6 +13,7 @@ from tccompile.lower import (
     fourier,
     linear,
     lines,
+    loops,
     movement,
     norm,
     pointwise,
@@ -116,6 +117,7 @@ CLASSICAL: dict[str, Converter] = {
 """By op of ai.onnx.ml: those that `load` does not take apart."""
 
 COUNTED: dict[str, Converter] = {
+    "Carry": loops.carry,
     "Counted": counted.counted,
     "Places": counted.places,
     "Suppress": counted.suppress,

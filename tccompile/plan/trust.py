@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tccompile.errors import UsageError, VerificationError
-from tccompile.plan.format import PREFIX, Plan, whole_file
+from tccompile.plan.file import PREFIX, Plan, whole_file
 
 FORMAT = "plans that are trusted by tccompile"
 SUFFIX = ".sig"

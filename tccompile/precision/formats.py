@@ -44,10 +44,12 @@ from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
 from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Places, Pointwise, Pool, Reduce, Resize, Suppress, Trees
+from tccompile.ir.ops.carry import Carry
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
+from tccompile.precision.channels import with_powers
 from tccompile.precision.growth import MIXED, growth
 from tccompile.precision.positions import LEAST, divisors, positions, read_in_full, whole_numbers
 from tccompile.precision.ranges import Spread
@@ -93,10 +95,11 @@ def precision(
     bytes_count  whether it counts which of two bytes a value is rounded to that lies halfway
     Raises UsageError for a name that no node has.
     """
-    choice = _Choice(program, DType.BF16 if mode == "bf16" else DType.F16)
-    for owner, values in (ranges or {}).items():
-        if choice.is_free(owner):
-            choice.measure(owner, values)
+    half, ranges = DType.BF16 if mode == "bf16" else DType.F16, ranges or {}
+    if mode == "mixed" and any(values.apart is not None for values in ranges.values()):
+        results = {owner: values for owner, values in ranges.items() if owner not in program.constants}
+        program, ranges = with_powers(program, ranges, _measured(program, half, results).wide)
+    choice = _measured(program, half, ranges)
     if mode == "mixed":
         choice.widen_steep()
         choice.widen_replaced()
@@ -109,6 +112,8 @@ def precision(
     for i, op in enumerate(program.ops):
         if isinstance(op, Custom) and (op.floats == "float32" or mode == "bf16"):
             choice.keep(i, f"fp32: {op.operator} takes it so")
+        elif isinstance(op, Carry):  # rounded again in each iteration, it would drift
+            choice.keep(i, f"fp32: {op.loop!r} carries it")
     for i, reason in raised.items():
         choice.keep(i, reason)
     choice.read_in_full()
@@ -120,6 +125,15 @@ def precision(
     program = _scaled(program, {name: s.scale for name, s in choice.storage.items() if s.scale != 1.0})
     program = with_storage(program, lambda t: choice.dtype(t, program.constants))
     return without_dead_code(_with_products_in_full(replace(program, storage=choice.storage), choice))
+
+
+def _measured(program: Program, half: DType, ranges: Mapping[str, Spread]) -> _Choice:
+    """What is chosen by the values that tensors take."""
+    choice = _Choice(program, half)
+    for owner, values in ranges.items():
+        if choice.is_free(owner):
+            choice.measure(owner, values)
+    return choice
 
 
 def _with_products_in_full(program: Program, choice: _Choice) -> Program:

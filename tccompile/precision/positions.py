@@ -31,6 +31,7 @@ from tccompile.errors import UsageError
 from tccompile.ir.expr import Element, Expr, View, is_whole, walk
 from tccompile.ir.feeds import InputRange
 from tccompile.ir.ops import (
+    Carry,
     Conv,
     Cumulate,
     Gemm,
@@ -241,9 +242,12 @@ def _for(read: str) -> str:
 
 
 def _open(program: Program) -> set[str]:
-    """The tensors, by the owner of their storage, that are as large as an input of the model happens to be."""
+    """The tensors, by the owner of their storage, that are as large as an input of the model, or what a loop carries, happens
+    to be."""
     tensors = program.tensors
     found = {name for name in program.inputs if tensors[name].dtype is not DType.BOOL}
+    carried = (tensors[op.y] for op in program.ops if isinstance(op, Carry))
+    found |= {t.storage for t in carried if t.dtype is not DType.BOOL}
     for op in program.ops:
         if _carries(op, program) and tensors[op.y].dtype is not DType.BOOL:
             sources = (tensors[name].storage for name, through in _reads(op, program) if not any(fn in BOUNDED for fn in through))
@@ -259,7 +263,7 @@ def _carries(op: Op, program: Program) -> bool:
             return program.tensors[a].shape[-1] <= FEW
         case Conv(w=w):
             return math.prod(program.tensors[w].shape[1:]) <= FEW
-    return isinstance(op, Pointwise | Cumulate | Reduce | Pool | Resize | Scatter)
+    return isinstance(op, Pointwise | Carry | Cumulate | Reduce | Pool | Resize | Scatter)
 
 
 def _reads(op: Op, program: Program) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tccompile.ir import weights
 from tccompile.ir.expr import Expr
 from tccompile.ir.extent import round_up
-from tccompile.ir.ops import Attention, Op, Rnn
+from tccompile.ir.ops import Attention, Conv, Gemm, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate, rounded_before
+from tccompile.precision.channels import powers_of
 from tccompile.precision.sensitivity import Need, Sensitivity
 from tccompile.refit.held import spread
 
@@ -35,6 +36,9 @@ USUAL = 4
 STEP, TOO_MANY_STEPS = 1 << 10, 1 << 15
 """Elements that a time step of a recurrent layer counts as, beside its own; and so many steps are not run through."""
 
+TURNS = 16
+"""Iterations of a loop that are looked at."""
+
 SAMPLE = 1 << 15
 """Elements of a tensor that are looked at one by one: its largest is sought among all."""
 
@@ -48,6 +52,7 @@ class Spread:
     bound      what no input can make it exceed
     need       why it must be stored in fp32, whatever its range
     share      what storing it in fp16 moves the outputs by, relative to them
+    apart      for the weights of products whose output channels are of very different sizes: what holds them all
     """
 
     largest: float = 0.0
@@ -57,6 +62,7 @@ class Spread:
     bound: float = np.inf
     need: Need | None = None
     share: float = 0.0
+    apart: Apart | None = None
 
     def add(self, values: np.ndarray) -> None:
         flat = values.ravel("K")  # memory order: no copy of a transposed array
@@ -71,6 +77,13 @@ class Spread:
     @property
     def magnitudes(self) -> np.ndarray:
         return np.concatenate(self.sample) if self.sample else np.empty(0, np.float32)
+
+
+class Apart(NamedTuple):
+    """Powers of two, one for each output channel, and what weights times these are."""
+
+    powers: np.ndarray
+    values: Spread
 
 
 def activations(
@@ -96,7 +109,7 @@ def activations(
 
     with np.errstate(all="ignore"):
         for feeds in runs:
-            evaluate(program, feeds, sources, watch)
+            evaluate(program, feeds, sources, watch, turns=TURNS)
         for owner, need in sensitivity.needs().items():
             found[owner].need = need
         for owner, share in sensitivity.shares().items():
@@ -108,14 +121,25 @@ def activations(
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:
     """The values of each constant that Tensor Cores may multiply."""
     found: dict[str, Spread] = {}
+    products = {op.operands[1] for op in program.ops if isinstance(op, Conv | Gemm)}
     for name in dict.fromkeys(name for op in program.ops for name in op.multiplied):
         if name in program.constants:
             values = weights.evaluate(program.constants[name], sources)
-            found[name] = Spread()
-            found[name].add(values)
-            if values.ndim > 1:
-                found[name].spread = spread(values)
+            found[name] = _of(values)
+            rows = name in products and values.ndim > 1 and values.dtype.kind == "f"
+            if rows and (powers := powers_of(values)) is not None:
+                along = powers.reshape(-1, *[1] * (values.ndim - 1))
+                found[name].apart = Apart(powers, _of(np.ldexp(values, along)))
     return found
+
+
+def _of(values: np.ndarray) -> Spread:
+    """The spread of a constant operand."""
+    out = Spread()
+    out.add(values)
+    if values.ndim > 1:
+        out.spread = spread(values)
+    return out
 
 
 def rooms(program: Program, found: Mapping[str, Spread]) -> dict[str, float]:

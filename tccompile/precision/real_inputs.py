@@ -19,18 +19,26 @@ from tccompile.rewrites import rewrite
 
 Feeds = Mapping[str, np.ndarray]
 
+Declared = dict[str, tuple[int | None, ...]]
+"""The extents of each input that the model says; None where any will do."""
+
 ALIKE = 1e-3
 """How far the results of two inputs together may be from those of each alone, by the order of sums, say."""
 
 
-def at_own_shapes(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | None:
+def at_own_shapes(model: Opened, arrays: Feeds, other_sizes: bool = False) -> tuple[gs.Graph, list[Feeds]] | None:
     """The model's rewritten graph at shapes that the arrays fit and at which it can be run, and the sets of inputs in them.
 
     Each for itself if inputs are in a batch and results do not depend on which others are in it, whatever batch the model is
     exported for; or else of the arrays' own shapes, if the model leaves them open. None if it takes them in neither way. The
     arrays are such as `feeds.samples` takes: of all inputs, of their types.
+
+    other_sizes  images, which are inputs of rank 4, may be of other sizes than the model says
     """
-    return _one_by_one(model, arrays) or _as_they_are(model, arrays)
+    declared = _declared(model)
+    if other_sizes:
+        declared = {name: (*dims[:2], None, None) if len(dims) == 4 else dims for name, dims in declared.items()}
+    return _one_by_one(model, declared, arrays) or _as_they_are(model, declared, arrays)
 
 
 def in_batches(program: Program, arrays: Feeds, last: Callable[[int], int] = lambda count: count) -> list[Feeds] | None:
@@ -62,8 +70,7 @@ def _rows(arrays: Feeds, ranks: Mapping[str, int]) -> dict[str, np.ndarray] | No
     return rows if len(counts) == 1 and counts != {0} else None
 
 
-def _one_by_one(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | None:
-    declared = _declared(model)
+def _one_by_one(model: Opened, declared: Declared, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | None:
     rows = _rows(arrays, {name: len(dims) for name, dims in declared.items()})
     if rows is None or not all(_takes(declared[name][1:], array.shape[1:]) for name, array in rows.items()):
         return None
@@ -97,8 +104,7 @@ def _alike(model: Opened, one: gs.Graph, two: gs.Graph, apart: Sequence[Feeds], 
     return True
 
 
-def _as_they_are(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | None:
-    declared = _declared(model)
+def _as_they_are(model: Opened, declared: Declared, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] | None:
     more = {arrays[name].ndim - len(dims) for name, dims in declared.items()}
     if more not in ({0}, {1}):
         return None
@@ -113,7 +119,7 @@ def _as_they_are(model: Opened, arrays: Feeds) -> tuple[gs.Graph, list[Feeds]] |
     return graph, [{n: arrays[n][i] if row else arrays[n] for n in declared} for i in range(counts.pop())]
 
 
-def _declared(model: Opened) -> dict[str, tuple[int | None, ...]]:
+def _declared(model: Opened) -> Declared:
     """The extents of each input that the model says; None where it leaves one open."""
     given = {value.name: value.type.tensor_type.shape.dim for value in model.proto.graph.input if value.name not in model.weights}
     fixed = {name: [d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 for d in dims] for name, dims in given.items()}

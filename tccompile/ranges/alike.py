@@ -22,7 +22,7 @@ from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves,
 from tccompile.ranges.fit import fit, padded
 
 COMPARED = 24
-"""Programs at sizes at random that a formula is held to, besides those at corners."""
+"""Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
@@ -170,7 +170,8 @@ def _other(
     found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt
 ) -> tuple[Point, UndecidedError] | None:
     """A point that was not seen whose program is another one, and how it differs; None if there is none."""
-    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED))):
+    several = sum(len(size.all) > 1 for size in found.box) > 1
+    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED if several else COMPARED // 2))):
         if point in seen:
             continue
         made, own = found.at(point), program_at(point)
@@ -184,6 +185,23 @@ def _other(
             if is_generic(point, found.box, fixed) or not _same_shapes(made, own):
                 return point, why
     return None
+
+
+def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
+    """The pattern with the forms that `offer` gives constants of its program at some sizes, if they are the same at all."""
+    tree, program = found.tree, found.at([size.low for size in found.box])
+    offered = offer(program)
+    same = [name for name in offered.forms if tree.constants.get(name) is program.constants[name]]
+    more = {name: offered.forms[name][len(program.forms.get(name, ())) :] for name in same}
+    names = {part for own in more.values() for form in own for part in form.tensors}
+    forms = {name: (*tree.forms.get(name, ()), *own) for name, own in more.items()}
+    whole = replace(
+        tree,
+        tensors={**tree.tensors, **{part: offered.tensors[part] for part in names}},
+        constants={**tree.constants, **{part: offered.constants[part] for part in names}},
+        forms={**tree.forms, **forms},
+    )
+    return replace(found, tree=whole)
 
 
 def _same_shapes(a: Program, b: Program) -> bool:

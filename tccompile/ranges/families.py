@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tccompile.plan.format import Family, Plan
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Family
 from tccompile.plan.formulas import drawn
 from tccompile.ranges.box import Box, count
 

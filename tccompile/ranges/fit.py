@@ -10,7 +10,7 @@ by other rules at other sizes; `alike` compares it there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import gcd
@@ -55,22 +55,26 @@ def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[
     """
     if len(set(numbers)) == 1:
         return numbers[0]
-    found = _product(numbers, at, at, sizes)
-    for pair in itertools.combinations(sizes, 2) if found is None else ():
-        found = _of_sum(numbers, at, sizes, pair)
-        if found is not None:
-            break
-    return found if found is not None else _beside(numbers, at, sizes)
+    ways = [
+        partial(_product, numbers, at, at, sizes),
+        *(partial(_of_sum, numbers, at, sizes, pair) for pair in itertools.combinations(sizes, 2)),
+        partial(_beside, numbers, at, sizes),
+        partial(_product, numbers, at, at, sizes, any_quotient=True),
+        partial(_beside, numbers, at, sizes, any_quotient=True),
+    ]
+    return next((found for way in ways if (found := way()) is not None), None)
 
 
-def _beside(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
+def _beside(
+    numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent], any_quotient: bool = False
+) -> Extent | None:
     """A formula less a size or so, as what is added to a signal to fill its last window; or and one more, as places have that
     end with a sum."""
     common = max(gcd(*numbers), 1)  # of rows with one more, say
     beside = [("", k) for k in (1, -1)] + list(itertools.product(sizes, (-1, 1, -2, 2)))
     for name, k in beside:
         rest = [n // common - k * (p[name] if name else 1) for n, p in zip(numbers, at, strict=True)]
-        if len(set(rest)) > 1 and (found := _product(rest, at, at, sizes)) is not None:
+        if len(set(rest)) > 1 and (found := _product(rest, at, at, sizes, any_quotient)) is not None:
             return (found + k * (sizes[name] if name else 1)) * common
     return None
 
@@ -120,29 +124,38 @@ def _alone() -> list[Line]:
 
 
 def _product(
-    numbers: Sequence[int], at: Sequence[Mapping[str, int]], points: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]
+    numbers: Sequence[int],
+    at: Sequence[Mapping[str, int]],
+    points: Sequence[Mapping[str, int]],
+    sizes: Mapping[str, Extent],
+    any_quotient: bool = False,
 ) -> Extent | None:
     """A product of a line of each size.
 
     at      the sizes at which the numbers were seen, by which lines are found
     points  what these, as extents, are made of
+    any_quotient  the product may be a quotient of lines that something is added to. A product of sizes and one more is such a
+            quotient, too, where only one of them changes
     """
-    found: list[Callable[[Mapping[str, Extent]], Extent]] = []
+    lines = list[tuple[str, Line]]()
     for name in sizes:
         alone = {p[name]: n for p, n in zip(at, numbers, strict=True) if all(p[k] == at[0][k] for k in sizes if k != name)}
         if len(set(alone.values())) > 1:
-            lines = _lines(alone)
-            if not lines:
+            own = _lines(alone)
+            if not own:
                 return None
-            found += [partial(_of, line, name) for line in (lines if len(lines) == 1 else map(_primitive, lines))]
-    if not found:
+            lines += [(name, line) for line in own]
+    if not lines:
         return None
+    found = [partial(_of, line if len(lines) == 1 else _primitive(line), name) for name, line in lines]
     product: Extent = reduce(mul, (factor(sizes) for factor in found))
     if len(found) > 1:  # of each factor all but its own part is common to the whole line
         first = reduce(mul, (factor(at[0]) for factor in found))
         if first == 0:
             return None
         common = gcd(first, numbers[0])
+        if first != common and any(line.f for _, line in lines) and not any_quotient:
+            return None
         product = product * (numbers[0] // common) // (first // common)
     return product if [_at(product, p) for p in points] == list(numbers) else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ from tccompile.ir.extent import Open, UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.plan.formulas import computed, drawn, filler
+from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
 from tccompile.ranges.pool import Key, Known, key_of
 from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
 from tccompile.schedule.timings import Timings
@@ -32,11 +33,13 @@ NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
 
 
-HELD = 4
-"""Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes."""
+HELD, HELD_IN_ALL = 4, 12
+"""Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
+part's own launches, and of those that all parts have."""
 
-FASTER, MOST = 20, 64
-"""How many parts there are at most where others would only be faster, and where launches follow by other rules."""
+FASTER, WIDER, MOST = 20, 32, 64
+"""How many parts there are at most where others would only be faster, of one size and of several, and where launches follow by
+other rules."""
 
 
 class Part(NamedTuple):
@@ -47,30 +50,27 @@ class Part(NamedTuple):
     choices: Mapping[str, Sequence[Choice]]
 
 
-class _Range(NamedTuple):
-    """A box, its program with open extents, and the programs at some of its points.
-
-    held  ops whose launches have been compared with those at these points, and how they are made
-    """
-
-    box: Box
-    program: Program
-    fixed: Sequence[tuple[Point, Program]]
-    held: set[tuple[Hashable, Key]]
-
-
 def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], timings: Timings, known: Known) -> list[Part]:
     """The pattern's box in parts, each with choices for all generations.
 
     refused  codes that do not fit a generation's registers; `known` keeps what is found for later calls
     Raises UnsupportedError where no kernel's launches follow from the sizes by one rule.
     """
-    todo, done, most = [pattern.box], list[Part](), _most(pattern, known.patterns)
+    ranges = {name: _Range(pattern, ARCHS[name], refused, timings, known) for name in archs}
+
+    def judged(boxes: Sequence[Box]) -> list[_Judged]:
+        return [_Judged(box, {name: own.shared(box) for name, own in ranges.items()}) for box in boxes]
+
+    todo, done, most = judged([pattern.box]), list[Part](), _most(pattern, known.patterns)
     while todo:
-        box = todo.pop(0)
-        left = most - len(todo) - len(done) - 2
+        todo.sort(key=lambda own: own.loss * spread(own.box))  # divided first is where one choice costs most, at most sizes
+        box, shared = (last := todo.pop()).box, last.shared
+        divisible = len(todo) + len(done) + 2 <= most
+        if divisible and last.loss > LOSS and (cut := halves(box)):
+            todo += judged(cut)
+            continue
         try:
-            made = {name: _chosen(pattern, box, ARCHS[name], refused, timings, known, left >= 0) for name in archs}
+            made = {name: ranges[name].chosen(box, own.candidates, divisible) for name, own in shared.items()}
         except UndecidedError as why:
             cut = divided_by(box, points(box), why.mask) if why.mask is not None else None
             if cut is None:
@@ -79,59 +79,103 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
                 raise UnsupportedError(
                     f"no kernel runs all sizes of the range ({why}); give a smaller range, or sizes one by one (--entry)"
                 ) from why
-            todo[:0] = cut
+            todo += judged(cut)
             continue
-        if any(choices is None for choices in made.values()) and (cut := halves(box)):
-            todo[:0] = cut
-            continue
-        done.append(Part(box, pattern.at(opened(box)), {name: choices for name, choices in made.items() if choices}))
-    return done
+        done.append(Part(box, pattern.at(opened(box)), made))
+    return sorted(done, key=lambda part: [size.low for size in part.box])
 
 
 def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
-    """FASTER for the pattern of most sizes; others have a share of that."""
+    """FASTER, or WIDER, for the pattern of most sizes; others have a share of that."""
     large = [count(other.box) for other in patterns if count(other.box) > 1]
-    return FASTER if not large or count(pattern.box) >= max(large) else FASTER // len(large)
+    most = WIDER if sum(len(size.all) > 1 for size in pattern.box) > 1 else FASTER
+    return most if not large or count(pattern.box) >= max(large) else WIDER // len(large)
 
 
-def _chosen(
-    pattern: Pattern, box: Box, arch: Arch, refused: Collection[Code], timings: Timings, known: Known, divisible: bool
-) -> list[Choice] | None:
-    """Choices for a box; None if one choice for all of it is too slow somewhere, and it may be divided."""
-    ops = [known.ops(pattern, point) for point in corners(box)]
-    ranked = [known.pooled(pattern, point, arch, refused) for point in corners(box)]
-    shared = []
-    for i in range(len(pattern.tree.ops)):
-        own = _shared([of_point[i] for of_point in ranked])
-        shared.append(own or _shared([known.all(of_point[i], arch, refused) for of_point in ops]))
-    if divisible and halves(box) and (not all(shared) or _loss(ranked, shared) > LOSS):
-        return None
-    middle = corners(box)[len(corners(box)) // 2]
-    program, whole = pattern.at(middle), pattern.at(opened(box))
-    if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
-        raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
-    alike = {seen(op, program): own for op, own in zip(program.ops, shared, strict=True)}
-    choices = schedule(program, arch, refused, timings, alike)
-    range_ = _Range(
-        box, whole, [(p, pattern.at(p)) for p in (*corners(box)[:1], *corners(box)[-1:], *scattered(box, HELD))], set()
-    )
-    direct, taken = uncopied(program), list(whole.ops)
-    for i, (copy, _) in direct.items():
-        if not choices[copy].work.launches:
-            taken[i] = uncopied(whole)[i][1]
-    out = []
-    for op, at_middle, choice, own in zip(taken, program.ops, choices, shared, strict=True):
-        if not choice.work.launches and program.tensors[at_middle.y].size:
-            out.append(choice)  # a copy that nobody makes
-        else:
+class _Shared(NamedTuple):
+    """For each op the candidates that there are at all points of a box, and what an inference takes longer with the first of
+    each, at the worst point, as a share."""
+
+    candidates: Sequence[Sequence[Candidate]]
+    loss: float
+
+
+class _Judged(NamedTuple):
+    """A box, and what its points share for each generation."""
+
+    box: Box
+    shared: Mapping[str, _Shared]
+
+    @property
+    def loss(self) -> float:
+        return max(own.loss for own in self.shared.values())
+
+
+class _Range:
+    """What runs a pattern for one generation, for any box of its sizes."""
+
+    def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], timings: Timings, known: Known):
+        self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
+        self.whole = _Launches(pattern, pattern.box, arch, HELD_IN_ALL)
+
+    def shared(self, box: Box) -> _Shared:
+        at = [self.known.ops(self.pattern, point) for point in corners(box)]
+        ranked = [self.known.pooled(self.pattern, point, self.arch, self.refused) for point in corners(box)]
+        shared = []
+        for i in range(len(self.pattern.tree.ops)):
+            own = _shared([of_point[i] for of_point in ranked])
+            shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
+        return _Shared(shared, _loss(ranked, shared))
+
+    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], divisible: bool) -> list[Choice]:
+        """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
+        middle = corners(box)[len(corners(box)) // 2]
+        program = self.pattern.at(middle)
+        if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
+            raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
+        alike = {seen(op, program): list(own) for op, own in zip(program.ops, shared, strict=True)}
+        choices = schedule(program, self.arch, self.refused, self.timings, alike)
+        launches = _Launches(self.pattern, box, self.arch, HELD, self.whole)
+        taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
+        for i, (copy, _) in uncopied(program).items():
+            taken[i] = not choices[copy].work.launches
+        out = []
+        for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=True)):
+            if not choice.work.launches and program.tensors[at_middle.y].size:
+                out.append(choice)  # a copy that nobody makes
+                continue
             try:
-                out.append(_open(op, range_, choice, own, arch, refused, NEAR))
+                out.append(self._open(launches, i, taken[i], choice, own, NEAR))
             except UndecidedError as why:
                 if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
                     raise
-                others = [*own, *_plain(known.all(ops[len(ops) // 2][len(out)], arch, refused))]
-                out.append(_open(op, range_, choice, others, arch, refused, math.inf))  # no cut parts the sizes
-    return out
+                asked = self.known.ops(self.pattern, middle)[i]
+                others = [*own, *_plain(self.known.all(asked, self.arch, self.refused))]
+                out.append(self._open(launches, i, taken[i], choice, others, math.inf))  # no cut parts the sizes
+        return out
+
+    def _open(
+        self, launches: _Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
+    ) -> Choice:
+        """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
+
+        Raises UndecidedError where none has.
+        """
+        assert isinstance(choice.kernel, Kernel)  # ops of ranges are computed one by one
+        try:
+            return replace(choice, work=launches.of(number, direct, choice.kernel, choice.config))
+        except UndecidedError as why:
+            for other in ranked:
+                if other.cost > near * choice.cost:
+                    break
+                try:
+                    work = launches.of(number, direct, other.kernel, other.config)
+                except UndecidedError:
+                    continue
+                if not any(launch.code in self.refused for launch in work.launches):
+                    return replace(choice, kernel=other.kernel, config=other.config, work=work, cost=other.cost)
+            op = launches.program.ops[number]
+            raise UndecidedError(f"node {op.nodes[0]!r}: {why}", why.mask) from why
 
 
 def _plain(ranked: Sequence[Candidate]) -> list[Candidate]:
@@ -155,56 +199,87 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
 
 
 def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
-    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share."""
+    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share.
+
+    An op for which a point has no candidates takes what it takes at others: there is no better choice.
+    """
     losses = []
     for at_point in ranked:
-        best = sum(own[0].cost for own in at_point if own)
-        taken = 0.0
+        best = taken = 0.0
         for own, common in zip(at_point, shared, strict=True):
             costs = {key_of(c): c.cost for c in own}
-            taken += costs.get(key_of(common[0]), common[0].cost) if common else math.inf
+            cost = costs.get(key_of(common[0]), common[0].cost) if common else math.inf
+            taken += cost
+            best += own[0].cost if own else cost if common else 0.0
         losses.append(taken / best - 1 if best else 0.0)
     return max(losses)
 
 
-def _open(
-    op: Op, range_: _Range, choice: Choice, ranked: Sequence[Candidate], arch: Arch, refused: Collection[Code], near: float
-) -> Choice:
-    """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
+class _Launches:
+    """The launches of a pattern's ops for all sizes of a box, each compared with those for fixed shapes at some of its points.
 
-    Raises UndecidedError where none has.
+    whole  those for a larger box, which are taken where there are any: they follow from the sizes by one rule here, too
     """
-    try:
-        return replace(choice, work=_work(op, range_, choice.kernel, choice.config, arch))
-    except UndecidedError as why:
-        for other in ranked:
-            if other.cost > near * choice.cost:
-                break
+
+    def __init__(self, pattern: Pattern, box: Box, arch: Arch, held: int, whole: _Launches | None = None):
+        self.box, self.arch, self.whole, self.sizes = box, arch, whole, opened(box)
+        self.program = pattern.at(self.sizes)
+        self._points = dict.fromkeys((*corners(box)[:1], *corners(box)[-1:], *scattered(box, held)))
+        self._pattern, self._fixed = pattern, dict[Point, Program]()
+        self._rules: dict[tuple[int, bool, Key], tuple[Sequence[Formula], Maker] | UndecidedError] = {}
+        self._held: set[tuple[Hashable, Key]] = set()
+
+    def of(self, number: int, direct: bool, kernel: Kernel, config: Config) -> Work:
+        """The launches of the op of that number; `direct`: of what it is where it reads what it would read a copy of.
+
+        Raises UndecidedError if they do not follow from the sizes by one rule.
+        """
+        if self.whole is not None:
+            with suppress(UndecidedError):
+                formulas, fill = self.whole.rule(number, direct, kernel, config)
+                return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
+        formulas, fill = self.rule(number, direct, kernel, config)
+        return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
+
+    def rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
+        """The launches as formulas of the sizes, and what makes them of what these give."""
+        key = number, direct, key_of(Candidate(0.0, kernel, config))
+        if key not in self._rules:
             try:
-                work = _work(op, range_, other.kernel, other.config, arch)
-            except UndecidedError:
-                continue
-            if not any(launch.code in refused for launch in work.launches):
-                return replace(choice, kernel=other.kernel, config=other.config, work=work, cost=other.cost)
-        raise UndecidedError(f"node {op.nodes[0]!r}: {why}", why.mask) from why
+                self._rules[key] = self._rule(number, direct, kernel, config)
+            except UndecidedError as why:
+                self._rules[key] = why
+        if isinstance(made := self._rules[key], UndecidedError):
+            raise made
+        return made
+
+    def _rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
+        op = _direct(self.program, number, direct)
+        work = _open_work(op, self.program, kernel, config, self.arch)
+        formulas, tree = drawn(work, [size.name for size in self.box])
+        fill = filler(tree)
+        what = seen(op, self.program), key_of(Candidate(0.0, kernel, config))
+        for point in self._points if what not in self._held else ():
+            program = self._at(point)
+            own, made = _direct(program, number, direct), fill(computed(formulas, point))
+            there = kernel.work(own, program, config, self.arch)
+            more = len(made.launches) - len(there.launches)  # padding is filled first, at sizes that have none, too
+            made = replace(made, launches=made.launches[max(more, 0) :])
+            alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
+            if more < 0 or (alike and made != there):
+                raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
+        self._held.add(what)
+        return formulas, fill
+
+    def _at(self, point: Point) -> Program:
+        if point not in self._fixed:
+            self._fixed[point] = self._pattern.at(point)
+        return self._fixed[point]
 
 
-def _work(op: Op, range_: _Range, kernel: Kernel, config: Config, arch: Arch) -> Work:
-    """The launches for all sizes, which at some of them are held to what the kernel says there."""
-    work = _open_work(op, range_.program, kernel, config, arch)
-    what = seen(op, range_.program), key_of(Candidate(0.0, kernel, config))
-    if what in range_.held:
-        return work
-    formulas, tree = drawn((op, work), [size.name for size in range_.box])
-    fill = filler(tree)
-    for point, program in range_.fixed:
-        own, made = fill(computed(formulas, point))
-        there = kernel.work(own, program, config, arch)
-        alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
-        if len(made.launches) != len(there.launches) or (alike and made != there):
-            raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
-    range_.held.add(what)
-    return work
+def _direct(program: Program, number: int, direct: bool) -> Op:
+    """An op of a program; `direct`: of what another one copies for it."""
+    return uncopied(program)[number][1] if direct else program.ops[number]
 
 
 def _open_work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:

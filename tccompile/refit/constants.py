@@ -27,10 +27,14 @@ import numpy as np
 
 from tccompile.errors import PlanError, UsageError, VerificationError
 from tccompile.ir.sparse import is_sparse
+from tccompile.ir.storage import pack_constant
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.ir.weights import GROWTH, TRANSFORMS, Literal, Recipe, Source, Transform, digest, leaves, sources_of
-from tccompile.plan.format import NOT_EVALUATED, Held, Plan, check_left_out, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Held
+from tccompile.plan.rules import check_left_out
+from tccompile.plan.weights import NOT_EVALUATED
 from tccompile.refit.held import EVEN, LOSS, exact, of_values, rounded, summed
 
 COMPRESSED = "sparse_values", "sparse_places"

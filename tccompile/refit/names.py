@@ -12,7 +12,7 @@ import numpy as np
 
 from tccompile.errors import UsageError
 from tccompile.ir.weights import Source, digest
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.constants import sources
 
 Arrays = Mapping[str, np.ndarray]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.constants import digests_of, refitted_constants
 
 REFITTED = "its weights were replaced (tcrefit); precision, and errors that are told here, are of those that it was made with"

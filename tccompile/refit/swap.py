@@ -12,7 +12,7 @@ import numpy as np
 
 from tccompile.errors import UsageError
 from tccompile.ir.weights import sources_of
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.constants import THREADS, digests_of, refitted_constants, together
 from tccompile.refit.lora import added, assigned, places, read_adapters
 from tccompile.refit.names import read_map

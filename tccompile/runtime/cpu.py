@@ -17,12 +17,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, LaunchError, VerificationError
+from tccompile.ir.loops import in_turn
 from tccompile.ir.ops import Custom, Op
 from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
-from tccompile.ir.reference import Observer, compute, unobserved
+from tccompile.ir.reference import Observer, beside, compute, unobserved
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import Entry, Plan, Section, check_member
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Section
+from tccompile.plan.rules import check_member
 from tccompile.runtime.arrays import Array, adopt, as_stored
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.finite import check_finite
@@ -198,9 +201,11 @@ class CpuEngine:
             memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
         for name in self.program.outputs:
             memory[name] = np.empty(tensors[name].span, tensors[name].dtype.numpy)
-        for step in self.section.steps:
+        times += [0.0] * len(self.section.steps)
+        order = [step.op for step in self.section.steps]
+        for i in in_turn(self.program, lambda body: bool(self._elements(body.going).item()), order=order):
             begin = perf_counter()
-            op = self.program.ops[step.op]
+            op = self.program.ops[i]
             if self.check_padding:
                 self._check_padding(op)
             y = tensors[op.y]
@@ -213,7 +218,10 @@ class CpuEngine:
                 check_finite(op, y, stored, partial(np.asarray, values), self.program.storage.get(y.storage))
             self.observe(op.y, stored)
             store(memory[y.storage], y, stored)
-            times.append((perf_counter() - begin) * 1e6)
+            if op.also is not None:
+                second = tensors[op.also.y]
+                store(memory[second.storage], second, to_storage(beside(op, self.program, stored), second.dtype))
+            times[i] += (perf_counter() - begin) * 1e6
         return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
 
     def _elements(self, name: str) -> np.ndarray:

@@ -13,6 +13,8 @@ from functools import cache
 from threading import Lock, local
 from typing import Any
 
+import numpy as np
+
 from tccompile.errors import DeviceError, LaunchError
 
 
@@ -67,6 +69,12 @@ class Driver:
         # The bindings of CUDA 13 have this under the name that means another function in those of CUDA 12.
         name = "cuGraphAddDependencies_v2" if hasattr(self.api, "cuGraphAddDependencies_v2") else "cuGraphAddDependencies"
         getattr(self, name)(graph, before, [node] * len(before), [edge] * len(before), len(before))
+
+    def add_node(self, graph: Any, before: list[Any], params: Any) -> Any:
+        """A node of any kind, after others of a graph."""
+        if hasattr(self.api, "cuGraphAddNode_v2"):  # the bindings of CUDA 12, in which the other name takes no edges
+            return self.cuGraphAddNode_v2(graph, before, None, len(before), params)
+        return self.cuGraphAddNode(graph, before, None, len(before), params)
 
 
 @cache
@@ -165,7 +173,7 @@ class Memory:
 
 
 class PinnedMemory:
-    """Host memory that the GPU copies from and to without the CPU; `bytes` is a ctypes array over it."""
+    """Host memory that the GPU copies from and to without the CPU; `bytes` is an array over it."""
 
     def __init__(self, device: Device, size: int):
         with device as cu:
@@ -173,7 +181,7 @@ class PinnedMemory:
                 self.address = int(cu.cuMemHostAlloc(max(size, 1), 0))
             except DriverError as error:
                 raise LaunchError(f"cannot allocate {mib(size)} of pinned host memory ({error})") from error
-        self.bytes = (ctypes.c_uint8 * size).from_address(self.address)
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
         self.close = weakref.finalize(self, _freed, device, "cuMemFreeHost", self.address)
         self.close.atexit = False
 

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import LaunchError, VerificationError
+from tccompile.ir.loops import in_turn
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
-from tccompile.plan.format import Entry, Family, Plan, Section, Step
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Family, Section, Step
 from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
 from tccompile.runtime.driver import Driver, DriverError, Handle, Memory, open_device
 from tccompile.runtime.engine import Engine
@@ -396,8 +398,8 @@ class GpuEngine:
             given = {n: left_out[n] if n in left_out else self._elements(n, addresses) for n in op.inputs}
             return compute(op, self.program, given)
 
-        for step in self.section.steps:
-            op = self.program.ops[step.op]
+        for i in in_turn(self.program, lambda body: bool(self._elements(body.going, addresses).item())):
+            step, op = self.section.steps[i], self.program.ops[i]
             y = tensors[op.y]
             if step.launches:
                 self._run_alone(step)

@@ -5,6 +5,7 @@ A graph is made once for an entry, and once for a family, whose members have the
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpy as np
 from tccompile.errors import LaunchError, PlanError
 from tccompile.ir.extent import round_up
 from tccompile.plan.format import Address, Float, Int, Map, PlacedLaunch, PlanArg, Section, Step
+from tccompile.plan.rules import GRID
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle
+from tccompile.runtime.loops import LOOP_DRIVER, UNROLLED, Placed, While
 
 EARLY_DRIVER = 12030
 """The first driver whose graphs have programmatic edges."""
@@ -21,6 +24,15 @@ EARLY_DRIVER = 12030
 PARAMETERS_DRIVER = 12040
 """The first driver that says what a kernel's parameters are."""
 
+
+TOLD = np.dtype(
+    [
+        *(("func", np.uint64), ("grid", np.uint32, 3), ("block", np.uint32, 3), ("smem", np.uint32), ("_", np.uint32)),
+        *((name, np.uint64) for name in ("params", "extra", "kern", "ctx")),
+    ]
+)
+"""What the driver is told of a kernel's node, CUDA_KERNEL_NODE_PARAMS as it has been since CUDA 12.0. Where graphs are told other
+numbers between two inferences, the driver's own function is called: the bindings take longer than it does."""
 
 Use = tuple[int, int, int]
 """An argument that is the address of an input or output: the node's number, its place among the values, the offset in bytes."""
@@ -37,12 +49,12 @@ class Node:
     first   its first argument's place among the values of all launches; each takes 8 bytes, whatever its type's size
     room    bytes of shared memory that it may be told to have, at most
     params  what the driver is told: code and block, which stay; grid, shared memory and arguments are put in when it is told
+    handles  its nodes in the graph: several, where a loop's body is in it several times
     """
-
-    handle: Any
 
     def __init__(self, device: Device, cu: Driver, step: Step, launch: PlacedLaunch, function: Any, first: int, room: int):
         self.step, self.launch, self.first = step, launch, first
+        self.handles: list[Any] = []
         self.early = launch.early and device.driver_version >= EARLY_DRIVER
         self.most = launch.grid[0]
         if launch.cooperative:
@@ -78,7 +90,7 @@ class Numbers:
     def __init__(self, values: np.ndarray, shapes: np.ndarray):
         self.values, self.shapes = values, shapes
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
-        self._start: int = self._pointers.ctypes.data
+        self.start: int = self._pointers.ctypes.data
         self._rows: list[list[int]] = shapes.tolist()
 
     def told(self, number: int, node: Node) -> Any:
@@ -86,8 +98,12 @@ class Numbers:
         params = node.params
         x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self._rows[number]
         params.gridDimX = min(x, node.most) if node.launch.cooperative else x
-        params.kernelParams = self._start + 8 * node.first
+        params.kernelParams = self.start + 8 * node.first
         return params
+
+
+End = tuple[Any, bool]
+"""A node of a graph that ends something, and whether it is a launch."""
 
 
 class LaunchGraph:
@@ -98,6 +114,8 @@ class LaunchGraph:
     maps       where tensor maps lie, of all arguments that are some, in order; `map_places`, these arguments' places
     rooms      the most shared memory that launches of each code have
     where      names a launch for people
+    loops      those steps that are a loop's body
+    once       whether it is instantiated once: the driver takes a graph with while nodes only once
     uses       of each input and output
     Raises LaunchError, which names the node, if the driver refuses it; PlanError for arguments that its code does not take.
     """
@@ -112,17 +130,19 @@ class LaunchGraph:
         maps: Sequence[int],
         rooms: Mapping[int, int],
         where: Callable[[Step, PlacedLaunch], str],
+        loops: Sequence[Placed] = (),
+        once: bool = True,
     ):
         self.device, self.where = device, where
         self.nodes: list[Node] = []
         self.map_places: list[int] = []
         self.uses: dict[str, list[Use]] = {}
+        self._of_step: list[list[int]] = []  # the numbers of its nodes
         with device as cu:
             self._graph = Handle(device, cu.cuGraphCreate(0), "cuGraphDestroy")
-            after: list[list[int]] = []  # of each node, those before it
-            last: list[list[int]] = []  # of each step, the last of its nodes
+            self._while = While(device) if loops and once and device.driver_version >= LOOP_DRIVER else None
             for step in section.steps:
-                before = [node for s in step.after for node in last[s]]
+                self._of_step.append([])
                 for launch in step.launches:
                     if 0 in launch.grid:  # a tensor without elements
                         continue
@@ -131,17 +151,81 @@ class LaunchGraph:
                         told = f"{len(launch.args)} arguments to kernel {named[launch.image]}, whose code takes others"
                         raise PlanError(f"step {step.op} hands {told}")
                     first = self.nodes[-1].first + len(self.nodes[-1].launch.args) if self.nodes else 0
+                    self._of_step[-1].append(len(self.nodes))
                     self.nodes.append(Node(device, cu, step, launch, function, first, rooms[launch.image]))
-                    after.append(before)
-                    before = [len(self.nodes) - 1]
-                last.append(before)
             self.numbers = self._numbers(address, iter(maps))
-            for number, (node, before) in enumerate(zip(self.nodes, after, strict=True)):
-                self.numbers.told(number, node)
-                try:
-                    node.handle = node.add_to(self._graph.value, [self.nodes[n].handle for n in before], cu, bool(before))
-                except DriverError as error:
-                    raise LaunchError(f"{where(node.step, node.launch)}: {error}") from error
+            self._add_all(cu, section, {loop.first: loop for loop in loops})
+        self.handles = [[ctypes.c_void_p(int(handle)) for handle in node.handles] for node in self.nodes]
+        self._told = np.zeros(len(self.nodes), TOLD)
+        self._told["func"] = [int(node.params.func) for node in self.nodes]
+        self._told["block"] = [(node.launch.block, 1, 1) for node in self.nodes]
+        self._first = np.array([node.first for node in self.nodes], np.uint64)
+        self._most = np.array([node.most if node.launch.cooperative else GRID[0] for node in self.nodes], np.int64)
+
+    def told(self, numbers: Numbers) -> np.ndarray:
+        """What the driver is told of all nodes with these numbers, as long as they live."""
+        told = self._told.copy()
+        told["grid"], told["smem"] = numbers.shapes[:, :3], numbers.shapes[:, 3]
+        told["grid"][:, 0] = np.minimum(numbers.shapes[:, 0], self._most)
+        told["params"] = numbers.start + 8 * self._first
+        return told
+
+    def _add_all(self, cu: Driver, section: Section, loops: Mapping[int, Placed]) -> None:
+        """Puts nodes into the graph, step by step."""
+        last: list[list[End]] = []  # of each step
+        while len(last) < len(section.steps):
+            loop = loops.get(len(last))
+            steps = section.steps[len(last) : loop.last + 1 if loop else len(last) + 1]
+            before = [end for step in steps for s in step.after if s < len(last) for end in last[s]]
+            before = list({int(node): (node, launched) for node, launched in before}.values())
+            if loop is None:
+                last.append(self._add(cu, self._graph.value, len(last), before))
+            else:
+                last += [self._add_loop(cu, section, loop, before)] * len(steps)
+
+    def _add(self, cu: Driver, graph: Any, step: int, before: list[End]) -> list[End]:
+        """A step's launches, one after the other: what ends it."""
+        for number in self._of_step[step]:
+            node = self.nodes[number]
+            self.numbers.told(number, node)
+            try:
+                launched = bool(before) and all(launched for _, launched in before)
+                handle = node.add_to(graph, [end for end, _ in before], cu, launched)
+            except DriverError as error:
+                raise LaunchError(f"{self.where(node.step, node.launch)}: {error}") from error
+            node.handles.append(handle)
+            before = [(handle, True)]
+        return before
+
+    def _add_loop(self, cu: Driver, section: Section, loop: Placed, before: list[End]) -> list[End]:
+        """A while node with the loop's body, or the body as often as it may run: what ends it."""
+        if self._while is None:
+            count = loop.most * sum(len(own) for own in self._of_step[loop.first : loop.last + 1])
+            if count > UNROLLED:
+                version = f"{self.device.driver_version // 1000}.{self.device.driver_version % 1000 // 10}"
+                raise LaunchError(
+                    f"a loop of up to {loop.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer, and a plan "
+                    f"for fixed shapes: the driver of {self.device} is of CUDA {version}; say fewer iterations by --limit"
+                )
+            for _ in range(loop.most):
+                before = self._add_body(cu, self._graph.value, section, loop, before)
+            return before
+        try:
+            node, body, told = self._while.begin(cu, self._graph.value, [end for end, _ in before], loop.going)
+            ends = self._add_body(cu, body, section, loop, [])
+            self._while.end(cu, body, [end for end, _ in ends], loop.going, told)
+        except DriverError as error:
+            raise LaunchError(f"the loop of steps {loop.first} to {loop.last}: {error}") from error
+        return [(node, False)]
+
+    def _add_body(self, cu: Driver, graph: Any, section: Section, loop: Placed, before: list[End]) -> list[End]:
+        """The steps of a loop's body, after others: what ends the last one, which comes after all of them."""
+        last: dict[int, list[End]] = {}
+        for i in range(loop.first, loop.last + 1):
+            own = [end for s in section.steps[i].after if s >= loop.first for end in last[s]]
+            own = list({int(node): (node, launched) for node, launched in own}.values())
+            last[i] = self._add(cu, graph, i, own or before)
+        return last[loop.last]
 
     def _numbers(self, address: Callable[[Address], int], maps: Iterator[int]) -> Numbers:
         """What the launches are told as the section has it; inputs and outputs have no addresses yet."""
@@ -170,12 +254,14 @@ class LaunchGraph:
             try:
                 return Handle(self.device, cu.cuGraphInstantiateWithParams(self._graph.value, how), "cuGraphExecDestroy")
             except DriverError as error:
-                culprits = [n for n in self.nodes if int(n.handle) == int(how.hErrNode_out)]
+                culprits = [n for n in self.nodes if int(how.hErrNode_out) in map(int, n.handles)]
                 what = f"{self.where(culprits[0].step, culprits[0].launch)}: " if culprits else ""
                 raise LaunchError(f"{what}{error}") from error
 
     def close(self) -> None:
         self._graph.close()
+        if self._while is not None:
+            self._while.close()
 
 
 class Executable:
@@ -189,6 +275,8 @@ class Executable:
         self, graph: LaunchGraph, instance: Handle, numbers: Numbers, stale: bool, uses: Mapping[str, Sequence[Use]] | None = None
     ):
         self.graph, self.instance, self.numbers = graph, instance, numbers
+        self._told = graph.told(numbers)
+        self._handle = ctypes.c_void_p(int(instance.value))
         self._uses = graph.uses if uses is None else uses
         self._stale = stale
         self._bound: dict[str, int] = {}
@@ -210,9 +298,10 @@ class Executable:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
+        tell, told = cu.native("cuGraphExecKernelNodeSetParams"), self._told.ctypes.data
         for number in sorted(changed):
-            node = self.graph.nodes[number]
-            cu.cuGraphExecKernelNodeSetParams(self.instance.value, node.handle, self.numbers.told(number, node))
+            for handle in self.graph.handles[number]:
+                tell(self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
         self._bound, self._stale = dict(addresses), False
 
     def nodes(self) -> Iterator[Node]:

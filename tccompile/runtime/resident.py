@@ -14,7 +14,8 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
-from tccompile.plan.format import Entry, Plan, Section
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Section
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle, Memory
 from tccompile.runtime.room import aligned
 

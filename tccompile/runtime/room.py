@@ -9,7 +9,7 @@ import numpy as np
 
 from tccompile.ir.extent import round_up
 from tccompile.ir.tensor import Tensor
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.arrays import LEGACY
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, mib
 
@@ -86,7 +86,7 @@ class Staging:
             self.offsets[name] = total
             total = aligned(total + t.nbytes)
         self.memory, pinned = room.staged(total)
-        self.bytes = np.ctypeslib.as_array(pinned.bytes)
+        self.bytes = pinned.bytes
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""

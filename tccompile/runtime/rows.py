@@ -9,8 +9,9 @@ import numpy as np
 
 from tccompile.errors import InputError, UsageError
 from tccompile.ir.program import Program
-from tccompile.plan.format import Plan
-from tccompile.runtime.session import RECENT, Session
+from tccompile.plan.file import Plan
+from tccompile.runtime.engine import RECENT
+from tccompile.runtime.session import Session
 
 
 class Rows:

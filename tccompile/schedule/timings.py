@@ -31,7 +31,7 @@ from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
-from tccompile.plan.format import whole_file
+from tccompile.plan.file import whole_file
 from tccompile.schedule import digest
 
 FORMAT = 1
@@ -138,12 +138,13 @@ def key(op: Op, program: Program) -> str:
     forms = program.forms_of(op)
     known = SPARSE if any(isinstance(form, Sparse) for form in forms) else ""
     known += "".join(f", {form.text(program.tensors)}" for form in forms if isinstance(form, Packed))
-    names = dict.fromkeys((*op.operands, op.y, *op.inputs))
+    names = dict.fromkeys((*op.operands, *op.results, *op.inputs))
     shown = {name: f"{number}:{_tensor_text(program.tensors[name], program)}" for number, name in enumerate(names)}
     expressions = {k: v for k in op.holds if isinstance(v := getattr(op, k), Expr)}
     plain: dict[str, Any] = {k: _without_values(e) for k, e in expressions.items()}
     plain |= {"scale": 1.0} if isinstance(op, Attention) else {}
-    op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), **plain)
+    also = op.also and replace(op.also, expr=_without_values(op.also.expr))
+    op = replace(op, epilogue=replace(op.epilogue, expr=_without_values(op.epilogue.expr)), also=also, **plain)
     op = op.renamed(shown)
     return f"{op_text(op)} -> %{op.y}{known}"
 

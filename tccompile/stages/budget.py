@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -29,25 +29,34 @@ from tccompile.schedule.choose import schedule
 from tccompile.stages.measure import inputs_of, random_inputs
 
 
-def raised_within(
-    program: Program,
-    floats: Program | None,
-    chosen: Callable[..., Program],
-    spreads: Mapping[str, Spread],
-    options: Options,
-    opened: Opened,
-    calibration: Chosen | None,
-) -> tuple[Raised, str]:
+@dataclass(frozen=True)
+class Budgeted:
+    """The build whose error is held to what the user allows (`Options.max_error`).
+
+    chosen       the precision of a program, with some ops raised
+    spreads      of tensors' values, where precision goes by them
+    opened       the model, and `calibration`, how it was quantized; None if it was not
+    """
+
+    chosen: Callable[..., Program]
+    spreads: Mapping[str, Spread]
+    options: Options
+    opened: Opened
+    calibration: Chosen | None
+
+
+def raised_within(program: Program, floats: Program | None, build: Budgeted) -> tuple[Raised, str]:
     """The program within the error that the user allows, and a line on it. What takes too long to be run is measured at other
     shapes, and the same nodes are raised.
 
-    floats  the model in floats, where the program is quantized; `chosen`, the precision of a program with some ops raised
+    floats  the model in floats, where the program is quantized
     Raises UsageError if it takes too long at any shapes.
     """
+    options, opened, calibration, chosen = build.options, build.opened, build.calibration, build.chosen
     why = why_too_long(program)
     if why is None:
         runs, real = inputs_of(program, options)
-        raised, known = _within_budget(program, floats, chosen, spreads, options, opened, calibration, runs, real)
+        raised, known = _within_budget(program, floats, build, runs, real)
         return raised, _cost_of(raised, options, known)
     with blamed_on("the model"):
         found = _elsewhere(opened, program, options)
@@ -56,7 +65,7 @@ def raised_within(
         graph, runs, real = found
         small = fuse(lower(graph if calibration is None else rewrite(calibration.applied(graph))))
         exact = None if calibration is None else lower(graph)
-        raised, known = _within_budget(small, exact, chosen, spreads, options, opened, calibration, runs, real)
+        raised, known = _within_budget(small, exact, build, runs, real)
     reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
     ops = tuple(i for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes))
     raised = replace(raised, program=with_raised(chosen, reasons, program), before=chosen(program), ops=ops)
@@ -78,8 +87,10 @@ def _elsewhere(
 ) -> tuple[gs.Graph, Sequence[Mapping[str, np.ndarray]], bool] | None:
     """The graph at other shapes than the program's, where running it does not take too long; inputs, and whether they are the
     user's."""
-    if options.calibrate is not None and (found := at_own_shapes(opened, read_arrays(options.calibrate, program.inputs))):
-        return *found, True
+    if options.calibrate is not None:
+        arrays = read_arrays(options.calibrate, program.inputs)
+        if found := at_own_shapes(opened, arrays, other_sizes=True):
+            return *found, True
     with suppress(TccompileError):
         graph = rewrite(load(*smaller(opened, program)))
         if not why_too_long(small := lower(graph)):
@@ -90,11 +101,7 @@ def _elsewhere(
 def _within_budget(
     program: Program,
     floats: Program | None,
-    chosen: Callable[..., Program],
-    spreads: Mapping[str, Spread],
-    options: Options,
-    opened: Opened,
-    calibration: Chosen | None,
+    build: Budgeted,
     runs: Sequence[Mapping[str, np.ndarray]],
     real: bool,
 ) -> tuple[Raised, float]:
@@ -103,17 +110,18 @@ def _within_budget(
     By the user's inputs what is quantized is compared with the model in floats. Bytes need not hold what random inputs are: by
     them it is compared with itself, and what bytes cost is known.
     """
+    options, calibration, weights = build.options, build.calibration, build.opened.weights
     assert options.max_error is not None
 
     def raising(ops: Mapping[int, str]) -> Program:
-        return chosen(program, raised=ops)
+        return build.chosen(program, raised=ops)
 
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
         metric = None if options.metric is None else read_metric(options.metric)
-        return within(program, options.max_error, raising, spreads, few, opened.weights, floats, metric), 0.0
+        return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric), 0.0
     bound = math.sqrt(options.max_error**2 - calibration.off.expected**2)  # errors add up as squares
-    return within(program, bound, raising, spreads, runs, opened.weights), calibration.off.expected
+    return within(program, bound, raising, build.spreads, runs, weights), calibration.off.expected
 
 
 def _cost_of(raised: Raised, options: Options, known: float) -> str:

@@ -50,10 +50,10 @@ def measured(
 
     if options.calibrate is not None:
         arrays = read_arrays(options.calibrate, program.inputs)
-        runs = samples(program, arrays)
-        if not runs or why_too_long(program):
+        runs, long = samples(program, arrays), why_too_long(program) is not None
+        if not runs or long:
             with blamed_on("the model"):
-                if found := at_own_shapes(model, arrays):
+                if found := at_own_shapes(model, arrays, other_sizes=long):
                     return run(other(found[0]), found[1])
         if runs:
             return run(program, runs)

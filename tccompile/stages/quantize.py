@@ -101,14 +101,17 @@ def _to_measure(model: Opened, graphs: Sequence[gs.Graph], data: Path) -> tuple[
 
     Raises InputError and UsageError.
     """
-    why = None
+    fits, why = False, None
     for graph in graphs:
         program = lower(graph)
         arrays = read_arrays(data, program.inputs)
-        if (runs := samples(program, arrays)) and (why := why_too_long(program)) is None:
+        runs, why = samples(program, arrays), why_too_long(program)
+        if runs and why is None:
             return graph, [*runs]
-    if found := at_own_shapes(model, arrays):
+        fits |= bool(runs)
+    if found := at_own_shapes(model, arrays, other_sizes=why is not None):
         return found
-    if why is not None:
-        raise UsageError(f"quantizing runs the model on the CPU, and {why}: calibrate it for smaller shapes first")
+    if fits and why is not None:
+        smaller = "calibrate it for smaller shapes; images may be smaller than the model's"
+        raise UsageError(f"quantizing runs the model on the CPU, and {why}: {smaller}")
     raise misfit(data, program)

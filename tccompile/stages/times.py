@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
+from tccompile.fuse.twice import store_twice
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -38,6 +39,7 @@ def step_times(
             measured: what is not measured is compared with them
     """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
+    program = store_twice(program)
     found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
     for name in archs:
         choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))

@@ -11,9 +11,10 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels import kernel
+from tccompile.kernels import joint, kernel
 from tccompile.kernels.rates import MEASURED
-from tccompile.plan.format import Entry, Plan, Section, encoded_size
+from tccompile.plan.file import Plan, encoded_size
+from tccompile.plan.format import Entry, Section
 from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import Timings
 
@@ -146,10 +147,12 @@ def _bytes(size: int) -> str:
 
 
 def _tensor_cores(plan: Plan, least: float) -> Iterator[Finding]:
-    """Of generations that have Tensor Cores."""
-    for where, entry, section in _sections(plan):
-        if section.arch not in ARCHS or not ARCHS[section.arch].tensor_tflops:
-            continue
+    """Of generations that have Tensor Cores. Raises UsageError if the plan has code for none of them."""
+    found = [s for s in _sections(plan) if s[2].arch in ARCHS and ARCHS[s[2].arch].tensor_tflops]
+    if not found:
+        archs = ", ".join(dict.fromkeys(section.arch for _, _, section in _sections(plan)))
+        raise UsageError(f"--require-tensor-cores: {archs} has no Tensor Cores; build for a generation that has, too (--arch)")
+    for where, entry, section in found:
         p = entry.program
         whole = sum(p.flops(p.ops[s.op]) for s in section.steps)
         there = sum(p.flops(p.ops[s.op]) for s in section.steps if s.tensor_cores)
@@ -185,6 +188,10 @@ def step_times(program: Program, section: Section, arch: Arch, timings: Timings)
         begin = max((found[k].begin + found[k].us for k in step.after), default=0.0)
         if not step.launches:
             found.append(StepTime(begin, 0.0, False))
+            continue
+        if (both := joint(step.kernel)) is not None:
+            ops = [program.ops[k] for k in section.together[i]]
+            found.append(StepTime(begin, both.cost(ops, program, step.config, arch), False))
             continue
         op, own = direct.get(i, program.ops[step.op]), kernel(step.kernel)
         known = timings.of(op, program, arch)

@@ -15,7 +15,9 @@ from tccompile.ir.feeds import Ranges, seeded
 from tccompile.ir.metric import relative_error
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage
-from tccompile.plan.format import SEEDED, Certificate, Expected, Plan
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Certificate, Expected
+from tccompile.plan.rules import SEEDED
 from tccompile.runtime.session import Session
 from tccompile.terminal import plain
 

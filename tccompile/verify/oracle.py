@@ -27,7 +27,9 @@ from tccompile.load.custom import undefined
 from tccompile.load.cut import Part
 from tccompile.load.model import Tuned, load, parsed, read, sources, with_small_weights
 from tccompile.lower.graph import lower
-from tccompile.plan.format import Certificate, Plan, fill
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Certificate
+from tccompile.plan.weights import fill
 from tccompile.precision.positions import ranges_of
 from tccompile.precision.ranges import why_too_long
 from tccompile.precision.real_inputs import in_batches

@@ -16,14 +16,22 @@ from typing import Any
 import numpy as np
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.emit.job import SpillError
+from tccompile.emit.many import emit
+from tccompile.emit.pack import Build, section
 from tccompile.ir.expr import Epilogue, View, constant, coord, load
 from tccompile.ir.ops import Attention, Pointwise
 from tccompile.ir.program import Program
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
-from tests.bench.bytes import sessions
+from tccompile.kernels import kernel
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry
+from tccompile.runtime.session import Session
+from tccompile.schedule.choose import Choice
+from tccompile.schedule.place import place
 from tests.bench.layers import _time
 from tests.networks import relative_error
 
@@ -62,6 +70,29 @@ def exact(q: Any, k: Any, v: Any, causal: bool) -> np.ndarray:
     weights = np.exp(scores - scores.max(1, keepdims=True))
     out: np.ndarray = weights @ v / weights.sum(1, keepdims=True)
     return out
+
+
+def sessions(name: str, program: Program, arch: Arch, count: int) -> Iterator[Session]:
+    """A session for each of a kernel's configs of least estimate, but for those that spill registers."""
+    attention, row = program.ops
+    found, copies = kernel(name), kernel("pointwise")
+    last = next(iter(copies.configs(row, program, arch)))
+    ranked = sorted(found.configs(attention, program, arch), key=lambda c: found.cost(attention, program, c, arch))
+    for config in ranked[:count]:
+        how = [
+            (found, config, found.work(attention, program, config, arch)),
+            (copies, last, copies.work(row, program, last, arch)),
+        ]
+        jobs = [(launch.code, arch, "cubin") for _, _, work in how for launch in work.launches]
+        try:
+            images = emit(jobs)
+        except SpillError:
+            continue
+        index = {image: i for i, image in enumerate(dict.fromkeys(images.values()))}
+        chosen = [Choice(*h, np.nan, "forced") for h in how]
+        entry = Entry(program, (section(Build(arch.name, "cubin", chosen, place(program, [h[2] for h in how])), images, index),))
+        weights = {n: pack_constant(program.tensors[n], r.values) for n, r in program.constants.items()}  # type: ignore[union-attr]
+        yield Session(Plan("attention", {}, (entry,), tuple(index), weights), device="gpu")
 
 
 def measured(

@@ -1,20 +1,26 @@
 """torchvision's detectors beside PyTorch: `python -m tests.bench.detectors [ssd300_vgg16 …]`, on a GPU, with torchvision.
 
+With `--plans FOLDER` what is exported and compiled lies in a folder; `--build` makes it there and ends, and needs no GPU.
+
 Each is exported as torch.onnx.export does it by tracing, compiled, and run on images of noise. Weights are random; norms take
 the images' statistics, and the last layers are scaled, so that scores spread. Times are medians: of the plan by CUDA events
 around launches of its graph, of PyTorch by events around whole calls, whose results lie on the GPU. PyTorch runs as it is, by
 autocast to fp16, and with its backbone compiled. Boxes are held to PyTorch's in fp32 (`matched`): those of
 a plan in fp32, and those of the plan that is timed, beside PyTorch's own by autocast. A random network keeps few of its boxes to
-0.99 when it is rounded to fp16, whoever runs it.
+0.99 when it is rounded to fp16, whoever runs it. Of boxes that are found, masks are held to PyTorch's, too, at 0.99 of the union
+of what is above one half, and keypoints to within a pixel.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -59,17 +65,23 @@ def detector(name: str, size: tuple[int, int]) -> torch.nn.Module:
     with torch.no_grad():
         model.backbone(model.transform([image(size, seed) for seed in range(100, 104)])[0].tensors)
     model.eval()
+    heads = getattr(model, "roi_heads", None)
+    later = {part: pool for part in ("mask_roi_pool", "keypoint_roi_pool") if (pool := getattr(heads, part, None)) is not None}
+    for part in later:  # what is made of boxes takes long, and scales nothing
+        setattr(heads, part, None)
     for end, spread in SPREAD.items():
         found = [m for n, m in model.named_modules() if _is_last(n, end) and isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
         if found:
             low = 4.0 if end == "cls_logits" and "retinanet" in name else 0.0  # a class of its own is rare
             _scale(model, found, spread, low, image(size, 7))
+    for part, pool in later.items():
+        setattr(heads, part, pool)
     return model
 
 
 def _is_last(name: str, end: str) -> bool:
-    if end.endswith("module_list"):
-        return end in name
+    if end.endswith("module_list"):  # of SSDlite, a layer's second part
+        return end in name and re.search(r"module_list\.\d+(\.1)?$", name) is not None
     return name.endswith(end) and (end != "bbox_pred" or "box_predictor" not in name)
 
 
@@ -98,23 +110,37 @@ def exported(model: torch.nn.Module, x: torch.Tensor) -> tuple[onnx.ModelProto, 
     return onnx.load_from_string(file.getvalue()), names
 
 
-def matched(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """How many of the reference's boxes are found, at 0.99 of their union, and of how many.
+def matched(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> tuple[list[tuple[int, int]], int]:
+    """Which of the reference's boxes are found, at 0.99 of their union, as places in both; and of how many.
 
     These are those clear of the least score, and of the last one's where the number of boxes is limited. Which of two of nearly
     equal scores stays, where they overlap, is for rounding to say: it need not be found.
     """
     floor = max(LEAST, float(want["scores"].min(initial=1))) + CLEAR
-    clear = want["scores"] > floor
-    boxes, labels = want["boxes"][clear], want["labels"][clear]
-    found = 0
-    for box, label in zip(boxes, labels, strict=True):
-        others = got["boxes"][got["labels"] == label]
+    clear = np.flatnonzero(want["scores"] > floor)
+    found = []
+    for i in clear:
+        box, same = want["boxes"][i], np.flatnonzero(got["labels"] == want["labels"][i])
+        others = got["boxes"][same]
         low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
         common = np.prod(np.maximum(high - low, 0), 1)
         union = np.prod(box[2:] - box[:2]) + np.prod(others[:, 2:] - others[:, :2], 1) - common
-        found += bool((common >= 0.99 * union).any())
-    return found, len(boxes)
+        if (common >= 0.99 * union).any():
+            found.append((int(same[np.argmax(common / np.maximum(union, 1e-9))]), int(i)))
+    return found, len(clear)
+
+
+def described(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> str:
+    """How many boxes are found, and of these, how many in the same place of the list, and with the same mask or keypoints."""
+    found, of = matched(got, want)
+    text = f"{len(found)} of {of} ({sum(a == b for a, b in found)} in place"
+    if "masks" in want:
+        pairs = [(got["masks"][a] > 0.5, want["masks"][b] > 0.5) for a, b in found]
+        text += f", {sum((a & b).sum() >= 0.99 * (a | b).sum() for a, b in pairs)} masks"
+    if "keypoints" in want:
+        gaps = [np.abs(got["keypoints"][a] - want["keypoints"][b])[:, :2].max(1) for a, b in found]
+        text += f", {sum(int((gap < 1).sum()) for gap in gaps)} of {sum(len(gap) for gap in gaps)} keypoints"
+    return text + ")"
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -146,29 +172,45 @@ def peers(model: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
     return times
 
 
-def measure(name: str, size: tuple[int, int], precision: str, arch: str) -> None:
-    x, model = image(size, 1), detector(name, size)
-    proto, names = exported(model, x)
+def built(name: str, folder: Path, precisions: list[str], arch: str) -> None:
+    """Puts the model, the names of its outputs and its plans into the folder, where they are not there yet."""
+    size = SIZES.get(name, (480, 640))
+    if not (folder / f"{name}.pt").exists():
+        model = detector(name, size)
+        proto, names = exported(model, image(size, 1))
+        onnx.save(proto, folder / f"{name}.onnx")
+        torch.save((model, names), folder / f"{name}.pt")
+    for precision in precisions:
+        path = folder / f"{name}.{precision}.plan"
+        if not path.exists():
+            begin = time.perf_counter()
+            plan = tccompile.compile(folder / f"{name}.onnx", archs=[arch], precision=precision)
+            plan.save(path)
+            print(f"{name}, {precision}: {len(plan.images)} kernels, built in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def measure(name: str, folder: Path, precisions: list[str]) -> None:
+    size = SIZES.get(name, (480, 640))
+    x = image(size, 1)
+    model, names = torch.load(folder / f"{name}.pt", weights_only=False)
     model.cuda()
-    for how in dict.fromkeys(("fp32", precision)):
-        begin = time.perf_counter()
-        plan = tccompile.compile(proto, archs=[arch], precision=how)
-        print(f"{name} {size[0]}x{size[1]}, {how}: {len(plan.images)} kernels, built in {time.perf_counter() - begin:.0f} s")
-        with Session(plan, "gpu") as session, torch.inference_mode():
+    ours = {}
+    for precision in precisions:
+        with Session(folder / f"{name}.{precision}.plan", "gpu") as session, torch.inference_mode():
             for seed in (1, 2, 3):
                 given = image(size, seed)
                 got = dict(zip(names, session.run(names, {"image": given.numpy()}), strict=True))
                 want = _of(model, given)
                 with torch.autocast("cuda", torch.float16):
                     half = _of(model, given)
-                (found, of), (halves, _) = matched(got, want), matched(half, want)
-                print(f"  image {seed}: {found} of {of} boxes of {len(want['boxes'])}; PyTorch by autocast {halves}")
-            ours = median(session.bench(CALLS, {"image": x.numpy()}))
-            print(f"  {ours:.3f} ms", flush=True)
+                print(f"{name}, {precision}, image {seed}: {described(got, want)}; autocast {described(half, want)}")
+            ours[precision] = median(session.bench(CALLS, {"image": x.numpy()}))
+            print(f"{name}, {precision}: {ours[precision]:.3f} ms", flush=True)
     times = peers(model, x.cuda())
     best = min(times.values())
     text = ", ".join(f"{how} {ms:.2f}" for how, ms in times.items())
-    print(f"  PyTorch: {text}; {best / ours:.2f} times as fast", flush=True)
+    faster = ", ".join(f"{how} {best / ms:.2f}" for how, ms in ours.items())
+    print(f"{name}, PyTorch: {text} ms; times as fast: {faster}", flush=True)
 
 
 def _of(model: torch.nn.Module, x: torch.Tensor) -> dict[str, np.ndarray]:
@@ -180,13 +222,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     default = ["ssd300_vgg16", "retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"]
     parser.add_argument("models", nargs="*", default=default, help="names in torchvision.models.detection")
-    parser.add_argument("--precision", default="mixed")
+    parser.add_argument("--precision", nargs="+", default=["fp32", "mixed"])
     parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--plans", type=Path, help="a folder for models and plans, of which those that are there are taken")
+    parser.add_argument("--build", action="store_true", help="only put them there")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    for name in args.models:
-        measure(name, SIZES.get(name, (480, 640)), args.precision, args.arch)
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.plans or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in args.models:
+            built(name, folder, args.precision, args.arch)
+            if not args.build:
+                measure(name, folder, args.precision)
 
 
 if __name__ == "__main__":

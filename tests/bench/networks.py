@@ -25,7 +25,8 @@ import onnx
 from onnx import numpy_helper
 
 from tccompile.load.model import sources
-from tccompile.plan.format import Plan, fill, read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.plan.weights import fill
 from tccompile.runtime.session import Session
 from tests.bench.onnxruntime_peer import is_installed, measure_onnxruntime
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, half, reference, relative_error, skeleton
@@ -42,15 +43,14 @@ def variant(name: str) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
     model = half(skeleton(base.removesuffix(".fp16"))) if base.endswith(".fp16") else skeleton(base)
     if not batch:
         return model, SHAPES.get(base, {})
-    (x,) = model.graph.input
-    dims = x.type.tensor_type.shape.dim
-    if dims[0].dim_value:
+    dims = {x.name: x.type.tensor_type.shape.dim for x in model.graph.input}
+    if any(first.dim_value for first, *_ in dims.values()):
         open_batch(model)
-    return model, {x.name: (int(batch), *(d.dim_value for d in dims[1:]))}
+    return model, {name: (int(batch), *(d.dim_value for d in rest)) for name, (_, *rest) in dims.items()}
 
 
 def open_batch(model: onnx.ModelProto) -> None:
-    """Leave the batch of a model of one input open that was exported for a batch of 1."""
+    """Leave the batch of a model open that was exported for a batch of 1."""
     graph, constants = model.graph, {t.name: t for t in model.graph.initializer}
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "N"

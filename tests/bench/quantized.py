@@ -1,9 +1,13 @@
 """Networks in bytes beside the same in fp16, on a GPU: python -m tests.bench.quantized [NAME@N …] [--onnxruntime] [--jobs N]
 
-Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts. Plans are made first, in
-`--jobs` processes, then run one by one. Times are medians by events around graph replays, in milliseconds; `error` is that of the
-quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; the last column says how many
-products are in bytes. A calibration is made once for a network, whatever its batch; --calibrations keeps it.
+Each network is compiled in fp16 and by `--quantize int8`, calibrated with single random images or texts, with smaller images
+where running it would take too long. Plans are made first, in `--jobs` processes, then run one by one. Times are medians by
+events around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate. `error` is that
+of the quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; then how many products are
+in bytes, and why others are not. A calibration is made once for a network, and a choice for each batch; --calibrations keeps it.
+
+    python -m tests.bench.quantized --compile --plans DIR …      makes plans and what outputs should be, which needs no GPU
+    python -m tests.bench.quantized --plans DIR …                measures them
 
 With --onnxruntime a row for the network as ONNX Runtime's `quantize_static` writes it (QDQ; unsigned bytes for activations, and
 signed ones for weights, with scales by channel), whose error is against ONNX Runtime on a CPU without its optimizations.
@@ -12,34 +16,57 @@ signed ones for weights, with scales by channel), whose error is against ONNX Ru
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 
+from tccompile.load.model import load, read
+from tccompile.lower.graph import lower
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.precision.ranges import smaller, why_too_long
+from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session
 from tests.bench.networks import variant
-from tests.networks import feeds, relative_error, skeleton
+from tests.networks import feeds, relative_error
 from tests.networks import reference as in_floats
 
-NAMES = ("resnet50_dynbatch@1", "resnet50_dynbatch@32", "resnet50_dynbatch@128", "resnet18", "mobilenet_v2", "googlenet",
-         "densenet121", "efficientnet_b0", "vgg16", "bert_base", "vit_b_16")  # fmt: skip
+BATCHED = ("resnet50_dynbatch", "resnet18", "vgg16", "googlenet", "densenet121", "mobilenet_v2", "efficientnet_b0",
+           "bert_base", "vit_b_16", "ddpm_unet", "espcn_x3")  # fmt: skip
+"""Networks whose batch may be opened."""
+
+OTHERS = ("unet_denoise", "style_transfer", "esrgan_x4", "taesd_decoder", "sd_vae_decoder", "deepspeech_gru", "lstm_lm")
+"""Networks of large images, and of fixed shapes."""
+
+NAMES = (*(f"{name}@{batch}" for batch in (1, 32) for name in BATCHED), "resnet50_dynbatch@128", *OTHERS)
+
+TURNS = 3
 
 SAMPLES = 8
 """To calibrate with, the last two of them held back: what new inputs may be off by is far more than what was measured, by few."""
 
 
 def samples(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Inputs of batch 1, where the network leaves it open."""
+    """Inputs of batch 1, where the network leaves it open; smaller images where the network is too large to be run on a CPU."""
     one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
+    opened = read(model)
+    program = lower(rewrite(load(opened, one)))
+    if why_too_long(program):
+        _, one = smaller(opened, program)
     return [feeds(model, seed, one) for seed in range(1, 1 + SAMPLES)]
 
 
@@ -80,32 +107,97 @@ def build(name: str, kind: str, arch: str, folder: Path, calibrations: Path) -> 
         onnx.save(model, folder / f"{name}.QDQ.onnx")
     options = Options((shapes,), (arch,), jobs=2)
     if kind not in ("fp16", "QDQ"):
-        given, file = samples(model, shapes), calibrations / f"{name.partition('@')[0]}.{kind}.json"
-        data = folder / f"{name}.{kind}.npz"
+        given, data = samples(model, shapes), folder / f"{name}.{kind}.npz"
         np.savez(data, **{n: np.stack([one[n] for one in given]) for n in given[0]})
-        known = None if file.exists() else data
-        options = Options((shapes,), (arch,), jobs=2, quantize=kind, calibrate=known, calibration=file)
+        own, shared = (calibrations / f"{each}.{kind}.json" for each in (name, name.partition("@")[0]))
+        options = replace(options, quantize=kind, calibrate=data, calibration=own if own.exists() else shared)
     compile_model(model, options).save(folder / f"{name}.{kind}.plan")
 
 
-def row(name: str, kind: str, folder: Path) -> str:
-    """A row of the table."""
+def expect(name: str, kind: str, folder: Path) -> None:
+    """Write what outputs should be: of the network in floats, or as ONNX Runtime has quantized it."""
     model, shapes = variant(name)
-    inputs, times, notes = feeds(model, 0, shapes), {}, ()
-    for each in ("fp16", kind):
-        plan = read_plan(folder / f"{name}.{each}.plan")
-        with Session(plan, device="gpu") as session:
-            times[each] = float(np.median(session.bench(200, inputs)))
-            got = session.run(None, inputs)
-        notes = plan.notes
-    if kind == "QDQ":
-        expected = reference(onnx.load(folder / f"{name}.QDQ.onnx"), inputs)
-    else:
-        expected = list(in_floats(skeleton(name.partition("@")[0]), inputs).values())
-    error = max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
-    part = next((note.split(":")[1].split(",")[0].strip() for note in notes if note.startswith(f"{kind}:")), "")
-    cells = [name, kind, f"{times['fp16']:.3f}", f"{times[kind]:.3f}", f"{times['fp16'] / times[kind]:.2f}", f"{error:.1e}", part]
-    return f"| {' | '.join(cells)} |"
+    inputs = feeds(model, 0, shapes)
+    found = reference(onnx.load(folder / f"{name}.QDQ.onnx"), inputs) if kind == "QDQ" else [*in_floats(model, inputs).values()]
+    np.savez(folder / f"{name}.{kind}.expected.npz", *found)
+
+
+def make(network: str, names: list[str], kinds: list[str], args: argparse.Namespace, folder: Path) -> str:
+    """A network's plans of these kinds, at all batches: the first one's calibration serves the others."""
+    began = time.perf_counter()
+    for name in names:
+        for kind in kinds:
+            if kind == "fp16" and not (folder / f"{name}.fp16.expected.npz").exists():
+                expect(name, kind, folder)
+            if not (folder / f"{name}.{kind}.plan").exists():
+                build(name, kind, args.arch, folder, args.calibrations or folder)
+            if kind == "QDQ":
+                expect(name, kind, folder)
+    return f"{network}, {' '.join(kinds)}: {time.perf_counter() - began:.0f} s"
+
+
+def make_all(args: argparse.Namespace, kinds: list[str], folder: Path) -> None:
+    """All plans, side by side; what fails is named, and the others are made."""
+    networks = dict[str, list[str]]()
+    for name in args.names:
+        networks.setdefault(name.partition("@")[0], []).append(name)
+    with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
+        made = {
+            pool.submit(make, network, names, [kind], args, folder): f"{network}, {kind}"
+            for kind in (*kinds, "fp16")
+            for network, names in networks.items()
+        }
+        for done in as_completed(made):
+            error = done.exception()
+            print(done.result() if error is None else f"{made[done]}: {error!r}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a network: milliseconds in fp16 and in bytes, and the error in bytes."""
+
+    name: str
+    kind: str
+    fp16: float
+    own: float
+    error: float
+    some: str
+    others: str
+
+    @property
+    def speed(self) -> float:
+        return self.fp16 / self.own
+
+    def __str__(self) -> str:
+        cells = [self.name, self.kind, f"{self.fp16:.3f}", f"{self.own:.3f}", f"{self.speed:.2f}", f"{self.error:.1e}"]
+        return f"| {' | '.join((*cells, self.some, self.others))} |"
+
+
+def rows(name: str, kinds: list[str], folder: Path) -> Iterator[Row]:
+    """The rows of a network's plans, those of them that could be made."""
+    model, shapes = variant(name)
+    inputs, every = feeds(model, 0, shapes), [k for k in ("fp16", *kinds) if (folder / f"{name}.{k}.plan").exists()]
+    if every[:1] != ["fp16"]:
+        return
+    with ExitStack() as stack:
+        plans = {kind: read_plan(folder / f"{name}.{kind}.plan") for kind in every}
+        sessions = {kind: stack.enter_context(Session(plan, device="gpu")) for kind, plan in plans.items()}
+        turns = [{kind: float(np.median(s.bench(100, inputs))) for kind, s in sessions.items()} for _ in range(TURNS)]
+        times = {kind: min(turn[kind] for turn in turns) for kind in every}
+        for kind in every[1:]:
+            with np.load(folder / f"{name}.{'QDQ' if kind == 'QDQ' else 'fp16'}.expected.npz") as kept:
+                expected = [kept[n] for n in kept.files]
+            got = sessions[kind].run(None, inputs)
+            error = max(relative_error(a, b) for a, b in zip(got, expected, strict=True))
+            yield Row(name, kind, times["fp16"], times[kind], error, *_notes(plans[kind], kind))
+
+
+def _notes(plan: Plan, kind: str) -> tuple[str, str]:
+    """How many products are in bytes, and how many others are not, by the reason."""
+    head = f"{kind}: "
+    some = next((note.removeprefix(head).split(" products")[0] for note in plan.notes if note.startswith(head)), "")
+    reasons = [re.match("not in .*?, since (.*?): (.*)", note) for note in plan.notes]
+    return some, "; ".join(f"{found[2].count(',') + 1} {found[1]}" for found in reasons if found)
 
 
 def main() -> None:
@@ -114,20 +206,32 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90a", help="the generation to build for")
     parser.add_argument("--quantize", default="int8", help="formats, separated by commas")
     parser.add_argument("--onnxruntime", action="store_true", help="a row for what ONNX Runtime's quantizer makes, too")
+    parser.add_argument("--plans", type=Path, help="a folder that keeps plans; those that are there are not made again")
+    parser.add_argument("--compile", action="store_true", help="make the plans, and measure nothing")
     parser.add_argument("--calibrations", type=Path, help="a folder that keeps what was found")
     parser.add_argument("--jobs", type=int, default=1, help="processes that make plans")
     args = parser.parse_args()
     kinds = [*args.quantize.split(","), *(["QDQ"] if args.onnxruntime else [])]
-    with tempfile.TemporaryDirectory() as made, ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        folder = Path(made)
-        kept = args.calibrations or folder
-        wanted = [(name, kind, args.arch, folder, kept) for kind in (*kinds, "fp16") for name in args.names]
-        for done in [pool.submit(build, *job) for job in wanted]:
-            done.result()
-        print("| network | format | fp16, ms | in bytes, ms | speed | error | in bytes |\n|" + " --- |" * 7)
-        for name in args.names:
-            for kind in kinds:
-                print(row(name, kind, folder), flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.plans or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        if args.compile or not args.plans:
+            make_all(args, kinds, folder)
+        if not args.compile:
+            measure(args.names, kinds, folder)
+
+
+def measure(names: Sequence[str], kinds: list[str], folder: Path) -> None:
+    """Print the table, and for each kind and batch the geometric mean of speeds."""
+    print("| network | format | fp16, ms | in bytes, ms | speed | error | in bytes | not |\n|" + " --- |" * 8)
+    speeds = dict[tuple[str, str], list[float]]()
+    for name in names:
+        for row in rows(name, kinds, folder):
+            speeds.setdefault((row.kind, row.name.partition("@")[2]), []).append(row.speed)
+            print(row, flush=True)
+    for (kind, batch), found in speeds.items():
+        at = f"batch {batch}" if batch else "own shapes"
+        print(f"{kind}, {at}: {len(found)} networks, geometric mean {geometric_mean(found):.3f}, least {min(found):.3f}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import tccompile
 from tccompile.ir.metric import relative_error
 from tccompile.options import Options, parse_sizes
 from tccompile.pipeline import compile_model
-from tccompile.plan.format import encoded_size
+from tccompile.plan.file import encoded_size
 from tccompile.runtime.session import Session
 
 ROUNDS, ITERATIONS = 5, 30

@@ -22,7 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.ir.ops.rnn import GATES
 from tccompile.load.model import sources
-from tccompile.plan.format import fill, read_plan
+from tccompile.plan.file import read_plan
+from tccompile.plan.weights import fill
 from tccompile.runtime.session import Session
 
 DEEPBENCH = Path(__file__).parent / "deepbench"

@@ -21,66 +21,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
 from tccompile.fuse.sparse import offered
-from tccompile.ir.expr import ACC, Epilogue, View, call, coord, load
-from tccompile.ir.ops import Conv, Gemm, Op
-from tccompile.ir.program import Program
-from tccompile.ir.storage import from_storage, to_storage
-from tccompile.ir.tensor import dense
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.types import DType
-from tccompile.ir.weights import Literal, Recipe
 from tccompile.schedule.choose import candidates, is_sparse
 from tccompile.tune import Trial, gpu_to_measure, measure
+from tests.bench.eight import Product
 from tests.bench.layers import QUICK, ConvLayer, GemmLayer, Layer, Peer, _time, deepbench, mean, named, progress
-from tests.gpu.cases import pruned
 
 SIZES = ("4096x4096x4096", "8192x8192x8192")
 
+COPIES = 8
+"""Of the weights, one after the other, which the L2 cache does not hold."""
+
 FORMATS = {"f16": DType.F16, "s8": DType.I8, "e4m3": DType.E4M3}
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """y = a · bᵀ of elements of 8 bits, scaled by column, in fp16. b is 2:4."""
-
-    m: int
-    n: int
-    k: int
-    dtype: DType
-
-    @property
-    def flop(self) -> float:
-        return 2.0 * self.m * self.n * self.k
-
-    def __str__(self) -> str:
-        return f"gemm {self.m}×{self.n}×{self.k}, {self.dtype.value}"
-
-    def parts(self) -> list[tuple[Op, Program]]:
-        tensors = [dense(name, (rows, self.k), self.dtype, pad=16) for name, rows in (("a", self.m), ("b", self.n))]
-        tensors += [dense("scale", (self.n,), DType.F32), dense("y", (self.m, self.n), DType.F16, pad=16)]
-        scaled = Epilogue(call("mul", ACC, load(0)), (View("scale", (coord(1),)),))
-        constants: dict[str, Recipe] = {"a": Literal(self.values(self.m, 1)), "b": Literal(pruned(self.values(self.n, 2)))}
-        constants["scale"] = Literal(np.full(self.n, 2.0**-10 if self.dtype is DType.I8 else self.k**-0.5, np.float32))
-        op = Gemm(nodes=(str(self),), a="a", b="b", y="y", epilogue=scaled)
-        return [(op, Program((), (), {t.name: t for t in tensors}, constants, (op,)))]
-
-    def values(self, rows: int, seed: int) -> np.ndarray:
-        """Random numbers of the type."""
-        rng = np.random.default_rng(seed)
-        if self.dtype is DType.I8:
-            return rng.integers(-128, 128, (rows, self.k), np.int8)
-        return from_storage(to_storage(rng.standard_normal((rows, self.k), np.float32), self.dtype), self.dtype)
 
 
 @dataclass
 class Row:
     """A layer and what was measured of it, in microseconds; infinite is what there is none of."""
 
-    layer: Layer | Bytes
+    layer: Layer | Product
     dense: float = math.inf
     sparse: float = math.inf
     peer: float = math.inf
@@ -92,7 +55,7 @@ class Row:
         return min(self.dense, self.peer) / self.sparse
 
 
-def ours(layers: Sequence[Layer | Bytes], count: int) -> Iterator[Row]:
+def ours(layers: Sequence[Layer | Product], count: int) -> Iterator[Row]:
     """Each layer with our times. All kernels are compiled before the first comes."""
     gpu, arch = gpu_to_measure(tuple(ARCHS))
     trials = []
@@ -112,7 +75,7 @@ def ours(layers: Sequence[Layer | Bytes], count: int) -> Iterator[Row]:
         yield row
 
 
-def theirs(layers: Sequence[Layer | Bytes]) -> list[float]:
+def theirs(layers: Sequence[Layer | Product]) -> list[float]:
     """Microseconds of cuSPARSELt for each layer; infinite for what it does not take.
 
     In a process of its own: its search has ended in an illegal instruction, after which a process has no use of the GPU.
@@ -133,7 +96,7 @@ def theirs(layers: Sequence[Layer | Bytes]) -> list[float]:
     return found
 
 
-def _theirs(layers: Sequence[Layer | Bytes], send: Any) -> None:
+def _theirs(layers: Sequence[Layer | Product], send: Any) -> None:
     """Sends (layer's number, microseconds): with the algorithm that cuSPARSELt takes by itself, and then with those it finds."""
     peer = Peer()
     for searched in (False, True):
@@ -145,19 +108,20 @@ def _theirs(layers: Sequence[Layer | Bytes], send: Any) -> None:
                 print(f"{layer}: cuSPARSELt: {str(error).splitlines()[0]}", file=sys.stderr)
 
 
-def _multiplied(peer: Peer, layer: Layer | Bytes, searched: bool) -> Iterator[float]:
+def _multiplied(peer: Peer, layer: Layer | Product, searched: bool) -> Iterator[float]:
     """Microseconds, the result turned over or not."""
     if isinstance(layer, ConvLayer):
         return
-    torch, kind = peer.torch, layer.dtype if isinstance(layer, Bytes) else DType.F16
+    torch, kind = peer.torch, layer.kind if isinstance(layer, Product) else DType.F16
     a, b = (_operand(torch, layer, kind, rows) for rows in ("m", "n"))
-    compressed, right = torch._cslt_compress(b), a.t()
+    copies, right = [torch._cslt_compress(b.clone()) for _ in range(COPIES)], a.t()
     for turned in (True, False):
         how: dict[str, Any] = {"transpose_result": turned}
         if kind is not DType.F16:
             how["out_dtype"] = torch.float16
-        algorithm = torch._cslt_sparse_mm_search(compressed, right, **how) if searched else 0
-        yield _time(torch, [partial(torch._cslt_sparse_mm, compressed, right, alg_id=algorithm, **how)] * 4, peer.flush) / 4
+        algorithm = torch._cslt_sparse_mm_search(copies[0], right, **how) if searched else 0
+        multiply = partial(torch._cslt_sparse_mm, alg_id=algorithm, **how)
+        yield _time(torch, [partial(multiply, one, right) for one in copies], peer.flush) / COPIES
 
 
 def _operand(torch: Any, layer: Any, kind: DType, side: str) -> Any:
@@ -188,10 +152,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"one of {QUICK} of the lists' layers")
     parser.add_argument("--candidates", type=int, default=6, metavar="N", help="configs to measure, dense and as 2:4")
     args = parser.parse_args()
-    layers: list[Layer | Bytes] = []
+    layers: list[Layer | Product] = []
     for kind in args.formats.split(","):
         for m, n, k in (map(int, size.split("x")) for size in args.sizes):
-            layers.append(GemmLayer(m, n, k) if kind == "f16" else Bytes(m, n, k, FORMATS[kind]))
+            layers.append(GemmLayer(m, n, k) if kind == "f16" else Product(m, n, k, FORMATS[kind]))
     if args.deepbench:
         listed = [x for x in deepbench("training") if isinstance(x, ConvLayer) and x.x[1] >= 32]
         listed += [x for x in deepbench("inference") if isinstance(x, GemmLayer)]

@@ -34,7 +34,7 @@ def starting(path: Path) -> None:
         print(f"| {what} | {(now - last) * 1e3:.1f} |", flush=True)
         last = time.perf_counter()
 
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.runtime import gpu  # noqa: F401
     from tccompile.runtime.session import Session
 

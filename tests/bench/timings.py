@@ -19,7 +19,7 @@ from pathlib import Path
 from tccompile.arch import ARCHS
 from tccompile.errors import TccompileError
 from tccompile.ir.program import Program
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tccompile.schedule.timings import Table, Timing, key, read, write
 from tccompile.tune import gpu_to_measure, tune
 from tests.bench.layers import lists, progress

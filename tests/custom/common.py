@@ -14,7 +14,7 @@ from tccompile.dump import Dump
 from tccompile.ir.program import Program
 from tccompile.options import Options
 from tccompile.pipeline import to_program
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.session import Session
 from tests.plans import without_code
 from tests.rewrites.common import Net

@@ -26,7 +26,7 @@ from tccompile.ir.limits import check_program
 from tccompile.ir.ops import Custom
 from tccompile.ir.types import DType
 from tccompile.kernels.custom import CustomKernel
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tccompile.verify.oracle import verify
 from tccompile.verify.rebuild import differences

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 import tccompile
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.custom.common import OPERATORS
 from tests.custom.operators import spread_numpy

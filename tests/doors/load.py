@@ -201,7 +201,7 @@ class Door:
 def triton(plan: Path, folder: Path, cpu: bool, wait_us: int) -> Iterator[Door]:
     import tritonclient.grpc as library
 
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
     from tccompile.triton import write_repository
     from tests.doors.server import serving
 
@@ -244,7 +244,7 @@ def ray_serve(plan: Path, folder: Path, cpu: bool, wait_us: int) -> Iterator[Doo
     from ray import serve
 
     import tccompile.ray
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
 

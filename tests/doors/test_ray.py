@@ -13,7 +13,7 @@ import pytest
 
 from tccompile.errors import InputError
 from tccompile.pipeline import without_code
-from tccompile.plan.format import write_plan
+from tccompile.plan.file import write_plan
 from tccompile.runtime.rows import Rows
 from tccompile.runtime.session import Session
 from tests.rewrites.common import Net

@@ -13,7 +13,7 @@ import pytest
 
 from tccompile.cli import commands, sign
 from tccompile.errors import VerificationError
-from tccompile.plan.format import write_plan
+from tccompile.plan.file import write_plan
 from tccompile.runtime.session import Session
 from tests.commands import Run
 from tests.small import feeds, plan
@@ -146,7 +146,7 @@ def test_a_key_with_a_passphrase(tmp_path: Path, keys: dict[str, bytes]) -> None
 def test_a_file_that_takes_the_plan_s_name(tmp_path: Path, keys: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that was read is the one that must be signed, not what has its name when the signature is checked."""
     from tccompile.plan import trust
-    from tccompile.plan.format import read_plan
+    from tccompile.plan.file import read_plan
 
     path = tmp_path / "m.plan"
     for name in ("mine.key", "mine.pem"):

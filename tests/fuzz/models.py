@@ -39,7 +39,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from tccompile.errors import TccompileError
 from tccompile.pipeline import without_code
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.precision.ranges import largest, total_flops
 from tccompile.runtime.session import Session
 from tests.random_graphs import Graph

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -36,12 +37,16 @@ import onnx
 from tccompile import pipeline
 from tccompile.arch import ARCHS
 from tccompile.errors import InputError, LaunchError, TccompileError
+from tccompile.ir.loops import bodies, in_turn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, store, to_storage
 from tccompile.ir.types import DType
+from tccompile.load import unroll
 from tccompile.plan import codec
-from tccompile.plan.format import PREFIX, Entry, Family, Plan, Section, check_member, from_bytes, to_bytes
+from tccompile.plan.file import PREFIX, Plan, from_bytes, to_bytes
+from tccompile.plan.format import Entry, Family, Section
+from tccompile.plan.rules import check_member
 from tccompile.runtime.cpu import CpuEngine
 from tests.gpu import cases
 from tests.gpu.build import build_plan, variants
@@ -98,6 +103,18 @@ def ranged() -> Plan:
     return pipeline.without_code(model, precision="fp32", ranges={"n": (2, 9), "rows": (3, 20)})
 
 
+def looped() -> Plan:
+    """A plan with a loop that stays one."""
+    inputs = [onnx.helper.make_tensor_value_info(*value) for value in (("i", 7, ()), ("c", 9, ()), ("a", 1, (3, 4)))]
+    nodes = [onnx.helper.make_node("Mul", ["a", "x"], ["b"]), onnx.helper.make_node("Tanh", ["b"], ["d"])]
+    outputs = [inputs[1], *(onnx.helper.make_tensor_value_info(name, 1, (3, 4)) for name in ("d", "b"))]
+    net = Net(x=(3, 4))
+    body = onnx.helper.make_graph(nodes, "body", inputs, outputs)
+    net.out(*net("Loop", np.array(5), np.array(True), net("Relu", "x"), outputs=2, body=body))
+    with mock.patch.multiple(unroll, LONG=0, LONG_COUNTED=0):
+        return without_code(net.model(), ("sm_75",))
+
+
 @cache
 def seeds() -> tuple[bytes, ...]:
     """Files of small plans: each kind of op, programs of some, views, several generations, weights that were left out."""
@@ -107,7 +124,7 @@ def seeds() -> tuple[bytes, ...]:
         chosen = variants(type(op).__name__, program, [ARCHS["sm_90a"], ARCHS["sm_75"]], "cubin", True)
         images = {job: image(job[1].name, job[2]) for v in chosen[:1] for job in v.jobs}
         found.append(build_plan(op.nodes[0], program, chosen[:1], images))
-    found += [without_code(counted(), ("sm_75",)), ranged()]
+    found += [without_code(counted(), ("sm_75",)), looped(), ranged()]
     for seed in range(40):
         made = without_code(Graph(seed).model(), ("sm_75",))
         if _elements(made.entries[0].program) < LARGE // 8 and len(found) < 24:
@@ -326,7 +343,7 @@ def run(read: Plan, entry: Entry, section: Section, rng: random.Random) -> bool:
     feeds = {n: _feed(program, n, random_values) for n in program.inputs}
     with limited(4 * SECONDS):
         want = _result(lambda: alone(read, program, feeds))
-        for order in (list(section.steps), *(_order(section, rng) for _ in range(2))):
+        for order in (list(section.steps), *(_order(section, program, rng) for _ in range(2))):
             moved = replace(section, steps=tuple(order))
             got = _result(lambda moved=moved: CpuEngine(read, entry, moved, check_padding=False).run(feeds))
             assert got == want, f"{section.arch}: {_difference(got, want)}, steps {[s.op for s in order]}"
@@ -356,15 +373,18 @@ def _difference(got: dict[str, bytes] | str, want: dict[str, bytes] | str) -> st
     return f"other values of {[name for name in want if got.get(name) != want[name]]}"
 
 
-def _order(section: Section, rng: random.Random) -> list:
-    """The steps in another order that their edges allow."""
-    rest, out, done = list(section.steps), [], set()
+def _order(section: Section, program: Program, rng: random.Random) -> list:
+    """The steps in another order that their edges allow; those of a loop's body in a row."""
+    rest = [[step] for step in section.steps]
+    for body in reversed(bodies(program)):
+        rest[body.first : body.last + 1] = [[step for own in rest[body.first : body.last + 1] for step in own]]
+    out, done = list[Any](), set[int]()
     while rest:
-        ready = [s for s in rest if done.issuperset(s.after)]
-        step = rng.choice((ready[-1], rng.choice(ready)))
-        out.append(step)
-        done.add(step.op)
-        rest.remove(step)
+        ready = [own for own in rest if done.issuperset(a for s in own for a in s.after if a not in {s.op for s in own})]
+        chosen = rng.choice((ready[-1], rng.choice(ready)))
+        out += chosen
+        done.update(step.op for step in chosen)
+        rest.remove(chosen)
     return out
 
 
@@ -379,7 +399,8 @@ def alone(read: Plan, program: Program, feeds: Mapping[str, np.ndarray]) -> dict
     for name in program.inputs:
         memory[name] = np.ascontiguousarray(feeds[name], tensors[name].dtype.numpy).reshape(-1)
     with np.errstate(all="ignore"):
-        for op in program.ops:
+        for i in in_turn(program, lambda body: bool(elements(memory[tensors[body.going].storage], tensors[body.going]).item())):
+            op = program.ops[i]
             values = {name: elements(memory[tensors[name].storage], tensors[name]) for name in op.inputs}
             y = tensors[op.y]
             store(memory[y.storage], y, to_storage(compute(op, program, values), y.dtype))

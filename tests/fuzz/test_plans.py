@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from tccompile.ir import limits
-from tccompile.plan import format as plan_module
+from tccompile.plan import file as plan_file
+from tccompile.plan import rules
 from tests.fuzz.plans import join, seeds, split, tried
 
 COUNT = 300
@@ -22,12 +23,12 @@ def test_some_changed_plans():
 
 def test_plans_to_begin_with_are_whole():
     for file in seeds():
-        assert plan_module.to_bytes(plan_module.from_bytes(join(*split(file)))) == file
+        assert plan_file.to_bytes(plan_file.from_bytes(join(*split(file)))) == file
 
 
 @pytest.mark.parametrize(
     "module, check",
-    [(plan_module, "_check_lifetimes"), (plan_module, "_check_edges"), (limits, "_check_written")],
+    [(rules, "_check_lifetimes"), (rules, "_check_edges"), (limits, "_check_written")],
     ids=["lifetimes", "edges", "written"],
 )
 def test_what_no_check_holds_is_seen(module, check, monkeypatch):

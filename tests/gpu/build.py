@@ -27,11 +27,13 @@ from tccompile.emit.many import emit
 from tccompile.emit.pack import Build, section
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
+from tccompile.ir.storage import pack_constant
 from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Config, Kernel, Work
 from tccompile.pipeline import jobs_of
-from tccompile.plan.format import Entry, Image, Plan, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Image
 from tccompile.runtime.generations import archs_of
 from tccompile.schedule.choose import Choice, is_sparse, schedule
 from tccompile.schedule.place import place

@@ -43,6 +43,7 @@ from tccompile.ir.expr import (
 from tccompile.ir.forms import Packed
 from tccompile.ir.ops import (
     Attention,
+    Carry,
     Conv,
     Cumulate,
     Custom,
@@ -510,7 +511,11 @@ def pool(
     order = order or (NHWC if spatial == 2 else NWC)
     end = pad if end_pad is None else end_pad
     out = (*x[:2], *(extent(n, pad, end, w, stride, dilation) for n, w in zip(x[2:], window, strict=True)))
-    b.normal("x", x, dtype, order)
+    if dtype in (DType.I8, DType.U8):
+        limits = np.iinfo(dtype.numpy)
+        b.values("x", b.rng.integers(limits.min, limits.max + 1, x), dtype, order)
+    else:
+        b.normal("x", x, dtype, order)
     ep_ = epilogue(b, out, ep, 1, order, dtype)
     y = _destination(b, out, 1, to, dtype, order)
     every = (stride,) * spatial
@@ -810,6 +815,14 @@ def places(case: str, n: int, room: int, dtype: DType = DType.BOOL) -> Program:
     return b.program(Places(nodes=(case,), y="y", x="x", epilogue=_plain(I64)))
 
 
+def carry(case: str, x: tuple[int, ...], y: tuple[int, ...], dtype: DType = F32, order=None) -> Program:
+    """What enters a loop, in another layout, or one number for all elements."""
+    b = Builder(case)
+    b.normal("x", x, dtype)
+    b.result(y, F32, order)
+    return b.program(Carry(nodes=(case,), y="y", x="x", role="enter", loop="loop", epilogue=_plain(F32)))
+
+
 def suppress(
     case: str, images: int, classes: int, count: int, dtype: DType = F32, space: float = 4, whole: bool = False, **how
 ) -> Program:
@@ -1068,6 +1081,8 @@ CASES: Cases = {
     "sparse_conv_stride": _sparse(conv, (1, 67, 15, 9), 21, (5, 3), stride=2),
     "sparse_conv_1x1": _sparse(conv, (3, 144, 14, 14), 256, (1, 1), ep="bias residual"),
     "sparse_s8_gemm": _sparse(of_8_bits, (300, 1040), 198, kinds=(DType.U8, DType.I8, F16)),
+    "sparse_conv_whole": _sparse(conv, (2, 64, 13, 11), 72, (3, 3), 1, None, 1, 1, "bias relu"),
+    "sparse_s8_conv_whole": _sparse(of_8_bits, (1, 128, 13, 11), 72, (3, 3), (DType.U8, DType.I8, DType.I8)),
     "sparse_s8_conv": _sparse(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.I8, DType.I8, F16)),
     "sparse_fp8_gemm": _sparse(of_float8, (300, 700), 198),
     "sparse_fp8_conv": _sparse(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16)),
@@ -1273,6 +1288,9 @@ CASES: Cases = {
     "max_pool_3x3": _case(pool, (1, 64, 23, 25), "max", (3, 3), stride=2, pad=1),
     "max_pool_2x2": _case(pool, (2, 24, 14, 14), "max", (2, 2), stride=2),
     "max_pool_5x5": _case(pool, (1, 19, 13, 13), "max", (5, 5), pad=2, ep="relu"),
+    "max_pool_bytes": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.U8),
+    "max_pool_signed_bytes": _case(pool, (2, 24, 9, 10), "max", (3, 3), stride=2, pad=1, dtype=DType.I8),
+    "max_pool_bytes_odd": _case(pool, (1, 13, 7, 6), "max", (2, 2), dtype=DType.I8),
     "max_pool_ceil": _case(pool, (1, 16, 12, 12), "max", (3, 3), stride=2, end_pad=1),
     "max_pool_dilated": _case(pool, (1, 8, 17, 17), "max", (3, 3), dilation=2),
     "max_pool_gap": _case(pool, (1, 12, 9, 9), "max", (3, 3), pad=1, to="gap"),
@@ -1492,6 +1510,8 @@ CASES: Cases = {
     "cumprod": _case(cumulate, (6, 90), 1, "mul", F32),
     "cumsum_in_chunks": _case(cumulate, (2, 2500), 1, "add", F32),
     "cumprod_in_chunks": _case(cumulate, (1100, 2), 0, "mul", F16, exclusive=True, reverse=True),
+    "carry": _case(carry, (2, 12, 5, 6), (2, 12, 5, 6), F16, NHWC),
+    "carry_of_one_number": _case(carry, (), (3, 20)),
     "places": _case(places, 90, 90),
     "places_in_chunks": _case(places, 3000, 700, F32),
     "suppress": _case(suppress, 1, 1, 45),

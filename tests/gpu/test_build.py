@@ -12,7 +12,7 @@ from tccompile.emit.job import SpillError
 from tccompile.ir.reference import evaluate
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Kernel
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 from tests.gpu import build
 from tests.gpu.build import Variant, build_plan, build_plans, session_plan, variants

@@ -24,7 +24,8 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
-from tccompile.plan.format import Entry, Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.plan.format import Entry
 from tccompile.runtime.driver import Device, DriverError, open_device
 from tccompile.runtime.gpu import GpuEngine
 from tccompile.runtime.loaded import Loaded

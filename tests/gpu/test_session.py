@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, LaunchError, VerificationError
-from tccompile.plan.format import Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
 from tccompile.runtime.resident import choices
 from tccompile.runtime.session import Session
 
@@ -59,6 +59,55 @@ def test_numpy(plan):
     z = np.zeros((1, 3, 24, 20), np.float16).swapaxes(2, 3)
     assert session.run(["z"], {"x": x_of()}, outputs={"z": z})[0] is z
     close([z], expected(plan, x_of())[1:])
+
+
+@pytest.mark.parametrize("driver", ["new", "old"])
+def test_loops(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a while node, and in a graph for drivers that have none: as on the CPU, however often they go round."""
+    if request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here")
+    import tccompile
+    from tccompile.load import unroll
+    from tccompile.runtime import graph
+    from tccompile.runtime.generations import native
+    from tests.test_loops import MODELS
+
+    if driver == "old":
+        monkeypatch.setattr(graph, "LOOP_DRIVER", 1 << 30)
+    monkeypatch.setattr(unroll, "LONG", 0)
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
+    for name, make in MODELS.items():
+        model = make()
+        limits = {node.name: 4 for node in model.graph.node if node.op_type == "Loop"}
+        made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits=limits)
+        rng = np.random.default_rng(0)
+        with Session(made, "gpu", check_finite=True) as session, Session(made, "cpu") as other:
+            for n, go in ((3, True), (4, True), (0, True), (1, True), (2, False), (4, True)):
+                feeds = {x.name: rng.uniform(0.5, 2, x.shape).astype(np.float32) for x in session.get_inputs()}
+                feeds |= {"n": np.array(n), "go": np.array(go)}
+                feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
+                for got, want in zip(session.run(None, feeds), other.run(None, feeds), strict=True):
+                    assert got.shape == want.shape, name
+                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=name)
+
+
+def test_a_loop_in_a_plan_for_ranges(gpu, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with a while node can be instantiated once: such plans have the body in theirs as often as it may run."""
+    if request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here")
+    import tccompile
+    from tccompile.load import unroll
+    from tccompile.runtime.generations import native
+    from tests.test_loops import FLOAT, looped
+
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
+    model = looped([("Tanh", "a", "a_")], {"a": (FLOAT, ("b", 4))}, ("a_",))
+    made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits={"Loop_a_end": 6}, ranges={"b": (1, 5)})
+    with Session(made, "gpu") as session, Session(made, "cpu") as other:
+        for b, n in ((1, 3), (5, 6), (3, 0), (5, 2)):
+            feeds = {"n": np.array(n), "go": np.array(True), "a_0": np.ones((b, 4), np.float32), "x": np.ones((3, 4), np.float32)}
+            feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
+            close(session.run(None, feeds), other.run(None, feeds))
 
 
 def test_outputs_that_the_data_cut(gpu, request: pytest.FixtureRequest) -> None:

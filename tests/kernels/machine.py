@@ -25,7 +25,7 @@ from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
-from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels import family
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
 from tests.kernels.memory import SPACE, Memory
 from tests.kernels.races import BESIDE, Races
@@ -475,6 +475,15 @@ class Machine:
                 assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
 
             return of_halves
+        if kind in ("s16x2", "u16x2"):
+            assign, (x, y) = self.target(operands[0]), (self.source(o, "u32") for o in operands[1:])
+            largest = {"max": np.maximum}[base]
+
+            def of_pairs(mask: np.ndarray) -> None:
+                pairs = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(dtype_of(kind[:3])) for v in (x, y))
+                assign(largest(*pairs).view(np.uint32), mask)
+
+            return of_pairs
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind
@@ -511,11 +520,12 @@ class Machine:
             "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "neg": np.negative,
             "min": np.fmin if t.kind == "f" else np.minimum, "max": np.fmax if t.kind == "f" else np.maximum,
             "abs": np.abs, "ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "sqrt": np.sqrt,
+            "tanh": lambda a: np.tanh(a).astype(np.float16).astype(t),  # to 11 digits
         }  # fmt: skip
         return self.plain(operands, kind, functions[base])
 
     do_add = do_sub = do_mul = do_mad = do_fma = do_min = do_max = do_div = do_rem = do_and = do_or = do_xor = binary
-    do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = binary
+    do_shl = do_shr = do_neg = do_abs = do_ex2 = do_lg2 = do_rcp = do_sqrt = do_tanh = binary
 
     def do_popc(self, parts: list[str], operands: list[str]) -> Step:
         return self.plain(operands, "u32", np.bitwise_count)
@@ -813,24 +823,12 @@ class Machine:
             return elements.reshape(-1, 8, 4 * each)
         return elements.reshape(-1, 8, 4, k, 2, each).transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 4 * k * each)
 
-    def sparse(self, registers: list[np.ndarray], which: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The left operand of mma.sp, of whose every four neighbours along K two are given: (warps, 16, 16 or 32)."""
-        given = self.left(registers, rows)
-        pairs = given.reshape(len(rows), 2, 8, len(registers) * 2, 2)
-        named = which[rows].reshape(len(rows), 8, 4)
-        near, far = named & 3, named >> 2 & 3
-        alike = (named == named[:, :, :1]) & (named == (far << 2 | near) * 0x11111111) & (near < far)
-        assert alike.all(), "lanes of a quad, rows or fours of K whose places differ are not modelled"
-        out = np.zeros((len(rows), 2, 8, len(registers) * 2, 4), np.float32)
-        for i, place in enumerate((near, far)):
-            np.put_along_axis(out, place[:, None, :, :1, None].repeat(2, 1).repeat(out.shape[3], 3), pairs[..., i : i + 1], 4)
-        return out.reshape(len(rows), 16, -1)
-
     def do_mma(self, parts: list[str], operands: list[str]) -> Step:
         sparse = parts[1].startswith("sp::ordered_metadata")
         shape, (sums, kind, other, same) = parts[3 + sparse], parts[-4:]
         if {kind, other} <= {"s8", "u8"}:
-            assert (shape, sums, same, sparse) in (("m8n8k16", "s32", "s32", False), ("m16n8k32", "s32", "s32", False)), parts
+            known = (("m16n8k64", True), ("m8n8k16", False), ("m16n8k32", False))
+            assert (shape, sparse) in known and sums == same == "s32", parts
         elif {kind, other} <= {"e4m3", "e5m2"}:
             assert (shape, sums, same, sparse) == ("m16n8k32", "f32", "f32", False), parts
         else:
@@ -839,12 +837,14 @@ class Machine:
         number = np.float32 if sums == "f32" else np.int32
         a, b, c = ([self.registers[n.strip()] for n in o.strip("{}").split(",")] for o in operands[1:4])
         assigns = [self.target(n.strip()) for n in operands[0].strip("{}").split(",")]
-        which = self.registers[operands[4]] if sparse else None
+        which, selected = (self.registers[operands[4]], int(operands[5], 16)) if sparse else (None, 0)
 
         def step(mask: np.ndarray) -> None:
             rows = self.lanes(mask)
             right = self.elements(b, rows, other).transpose(0, 3, 2, 4, 1).reshape(len(rows), -1, 8)
-            left = self.left(a, rows, kind) if which is None else self.sparse(a, which, rows)
+            left = self.left(a, rows, kind)
+            if which is not None:
+                left = unpacked(left.reshape(16 * len(rows), -1), which[rows], selected).reshape(len(rows), 16, -1)
             product = (left @ right).reshape(len(rows), -1, 8, 4, 2)
             for i, assign in enumerate(assigns):
                 out = np.zeros(self.n, number)
@@ -1200,26 +1200,28 @@ class Machine:
 
 
 def unpacked(given: np.ndarray, which: np.ndarray, selected: int) -> np.ndarray:
-    """The left operand of wgmma.sp, (64, K), from the half of it that is given and words of (4 warps, 32 lanes) with the places
-    of its elements (PTX ISA, "Sparse matrix storage" of wgmma.mma_async.sp)."""
-    nibbles = which.astype(np.uint32).reshape(4, 8, 4, 1) >> np.arange(0, 32, 4, dtype=np.uint32) & 15
-    if given.dtype == np.float32 and given.shape[1] == 16:  # 16 bits: two lanes of four, each of 4 fours of two rows
-        halves = nibbles[:, :, 2 * selected : 2 * selected + 2].reshape(4, 8, 2, 2, 4)
-        fours = halves.transpose(0, 3, 1, 2, 4).reshape(64, 8)
+    """The left operand of wgmma.sp or mma.sp, (16 · warps, K), from the half of it that is given and words of (warps, 32 lanes)
+    with the places of its elements (PTX ISA, "Sparse matrix storage")."""
+    rows, warps = len(given), len(given) // 16
+    nibbles = which.astype(np.uint32).reshape(warps, 8, 4, 1) >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    if given.dtype == np.float32 and given.shape[1] <= 16:  # 16 bits: one or two lanes of four, each of 4 fours of two rows
+        lanes = given.shape[1] // 8
+        halves = nibbles[:, :, lanes * selected : lanes * (selected + 1)].reshape(warps, 8, lanes, 2, 4)
+        fours = halves.transpose(0, 3, 1, 2, 4).reshape(rows, 4 * lanes)
     else:
         assert selected == 0, "all lanes say places of elements of 8 bits"
-        fours = nibbles.reshape(4, 8, 2, 2, 8).transpose(0, 3, 1, 2, 4).reshape(64, 16)
+        fours = nibbles.reshape(warps, 8, 2, 2, 8).transpose(0, 3, 1, 2, 4).reshape(rows, 16)
     near, far = fours & 3, fours >> 2
     assert (near < far).all(), "places that are no two of four, in ascending order"
-    out = np.zeros((64, fours.shape[1], 4), given.dtype)
+    out = np.zeros((rows, fours.shape[1], 4), given.dtype)
     for place, value in ((near, given[:, ::2]), (far, given[:, 1::2])):
         np.put_along_axis(out, place[..., None].astype(np.int64), value[..., None], 2)
-    return out.reshape(64, -1)
+    return out.reshape(rows, -1)
 
 
 @lru_cache(maxsize=4)
 def ptx_of(code: Code, arch: Arch) -> str:
-    return ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
+    return ptx_text(family(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
 
 
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False) -> Memory:

@@ -90,8 +90,9 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp, "exp2": np.exp2, "coarse_div": lambda a, b: a / b,
-        "larger": np.fmax, "ratio": lambda a, b, inverse: a / b, "saturate": _within,
+        "quick_div": lambda a, b: a / b, "quick_exp": np.exp,
+        "as_half": lambda x: np.float32(np.float16(x)), "larger": np.fmax,
+        "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
         "bits_within": lambda *x: int(np.rint(_within(*x))) + 0x4B400000,
         "select": lambda c, a, b: a if c else b,
@@ -143,9 +144,9 @@ def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: 
     return write
 
 
-def load_words(place: Place, n: int, space: str = "global") -> Any:
+def load_words(place: Place, n: int, space: str = "global", outside: int = 0) -> Any:
     def read(address: int, inside: int) -> tuple[int, ...]:
-        return read_words(place, n, space)(address) if inside else (0,) * n
+        return read_words(place, n, space)(address) if inside else (outside,) * n
 
     return read
 
@@ -156,6 +157,26 @@ def read_words(place: Place, n: int, space: str = "global") -> Any:
 
 def load_bytes(place: Place, n: int) -> Any:
     return lambda address, inside: int.from_bytes(place.memory.bytes(address, n).tobytes(), "little") if inside else 0
+
+
+def larger_bytes(place: Place, dtype: DType) -> Any:
+    kind = np.uint16 if dtype is DType.U8 else np.int16
+
+    def larger(high: int, low: int, word: int) -> tuple[int, int]:
+        turned = np.array([word], np.uint32).view(np.uint8)[[1, 0, 3, 2]].view(kind)
+        pairs = [np.array([x], np.uint32).view(kind) for x in (high, low, word)]
+        most = (np.maximum(pairs[0], pairs[2]), np.maximum(pairs[1], turned))
+        return tuple(int(pair.view(np.uint32)[0]) for pair in most)  # type: ignore[return-value]
+
+    return larger
+
+
+def largest_bytes(place: Place, dtype: DType) -> Any:
+    def values(high: int, low: int) -> tuple[np.float32, ...]:
+        higher, lower = (np.array([x], np.uint32).view(dtype.numpy) for x in (high, low))
+        return tuple(map(np.float32, (lower[1], higher[1], lower[3], higher[3])))
+
+    return values
 
 
 def load_sums(place: Place, compute: DType, n: int) -> Any:
@@ -624,6 +645,8 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.memory.deviations": deviations,
     "ptx.memory.float_bits": plain(lambda x: int(np.float32(x).view(np.int32))),
     "ptx.memory.floats": floats,
+    "ptx.memory.larger_bytes": larger_bytes,
+    "ptx.memory.largest_bytes": largest_bytes,
     "ptx.memory.load": load,
     "ptx.memory.load_bytes": load_bytes,
     "ptx.memory.load_floats": load_floats,

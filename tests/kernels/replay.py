@@ -25,7 +25,7 @@ from tccompile.ir.storage import from_storage, to_storage
 from tccompile.kernels.conv_direct import ConvDirect
 from tccompile.kernels.spec import Config, Work
 from tccompile.kernels.text import TextKernel
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.schedule.choose import candidates
 from tccompile.schedule.timings import key

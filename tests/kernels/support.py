@@ -12,10 +12,9 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
-from tccompile.ir.storage import elements, from_storage, to_storage
+from tccompile.ir.storage import elements, from_storage, pack_constant, to_storage
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.spec import Config, Kernel, Work
-from tccompile.plan.format import pack_constant
 from tests.gpu.cases import CASES, program_of
 from tests.kernels import machine, simulator
 from tests.kernels.memory import Memory

@@ -35,6 +35,9 @@ MMA, SM90 = AttentionMma(), AttentionSm90()
 SUMS = 1e-3
 """What Tensor Cores' sums of E4M3 may be off by."""
 
+KEPT = 5e-3
+"""The same with sums that are kept in bf16 meanwhile."""
+
 
 def eight(*shape: Any, **more: Any) -> Program:
     """Attention of operands in E4M3, with results in halves."""
@@ -74,10 +77,10 @@ def test_every_generation_has_a_kernel() -> None:
 
 
 @thorough
-def test_sums_of_many_rows_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_many_rows_are_kept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept meanwhile lies where results are staged afterwards, which two blocks of rows show."""
     monkeypatch.setattr(attention_sm90_tile, "ROUGH", 128)
-    assert off(SM90, eight((1, 1, 70, 48), 460, e=16), tile(1, 64), "sm_90a") < SUMS
+    assert off(SM90, eight((1, 1, 70, 48), 460, e=16), tile(1, 64), "sm_90a") < KEPT
 
 
 def test_v_lies_turned() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tccompile.arch import ARCHS, Arch
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import Expr, View, call, cast, const, coord, identity_view, load
 from tccompile.ir.types import DType
@@ -25,24 +26,26 @@ def evaluated(expr: Expr, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", [*COARSE])
 def test_they_are_far_closer_than_a_step(name: str) -> None:
     x = np.concatenate([np.linspace(-40, 40, 80_001), LARGE]).astype(np.float32)
-    exact, found = (evaluated(call(fn, load(0)), x) for fn in (name, COARSE[name]))
+    exact, found = evaluated(call(name, load(0)), x), evaluated(call(COARSE[name], load(0), 0.5), x)
     finite = np.isfinite(exact)
-    assert np.abs(exact[finite] - found[finite]).max() < 3e-5
+    assert np.abs(exact[finite] - found[finite]).max() < 3e-4
     assert found[-2] == np.inf and np.isnan(found[-1])
 
 
 @pytest.mark.parametrize("name", [*COARSE])
 def test_they_are_for_8_bits_alone(name: str) -> None:
-    expr = call("mul", call(name, load(0)), 3.0)
+    expr, quotient = call("mul", call(name, load(0)), 3.0), call("round", call("ratio", call(name, load(0)), 8.0))
     for dtype in (DType.I8, DType.U8, DType.E4M3, DType.E5M2):
-        assert coarse(expr, dtype) == call("mul", call(COARSE[name], load(0)), 3.0)
+        assert coarse(expr, dtype) == call("mul", call(COARSE[name], load(0), 0.5), 3.0)
+        assert coarse(quotient, dtype) == call("round", call(COARSE[name], load(0), 0.0625))
     for dtype in (DType.F16, DType.F32, DType.BOOL):
         assert coarse(expr, dtype) is expr
 
 
+@pytest.mark.parametrize("arch", [ARCHS["sm_70"], ARCH], ids=lambda arch: arch.name)
 @pytest.mark.parametrize("name", [*COARSE])
-def test_bytes_are_those_of_the_exact_function_as_compiled(name: str) -> None:
-    """But for a few, of which none is off by more than one step"""
+def test_bytes_are_as_near_as_those_of_the_exact_function(name: str, arch: Arch) -> None:
+    """A few are another step, as near as the one; of instructions for tanh that all generations have"""
     x, step = np.linspace(-6, 3.9, 2048, dtype=np.float32).reshape(-1, 8), 4 / 200
 
     def stored(b: Builder) -> tuple[Expr, tuple[View, ...]]:
@@ -53,8 +56,10 @@ def test_bytes_are_those_of_the_exact_function_as_compiled(name: str) -> None:
 
     program = pointwise("bytes", stored)
     (op,) = program.ops
-    work = KERNEL.work(op, program, next(KERNEL.configs(op, program, ARCH)), ARCH)
+    work = KERNEL.work(op, program, next(KERNEL.configs(op, program, arch)), arch)
     assert COARSE[name] in repr(work.launches[0].code)
-    found = machine.run(work, program, {"x": x}, "y", ARCH).result()
-    exact = np.rint(evaluated(call(name, load(0)), x.reshape(-1)).reshape(x.shape) / np.float32(step)) + 20
-    assert np.abs(found - exact).max() <= 1 and np.mean(found == exact) > 0.998
+    found = machine.run(work, program, {"x": x}, "y", arch).result()
+    exact = evaluated(call(name, load(0)), x.reshape(-1)).reshape(x.shape) / np.float32(step) + 20
+    nearest = np.rint(exact)
+    assert np.abs(found - nearest).max() <= 1 and np.mean(found == nearest) > 0.97
+    assert np.square(found - exact).mean() < 1.02 * np.square(nearest - exact).mean()

@@ -7,8 +7,9 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.ops import Cumulate, Places, Scatter, TopK
+from tccompile.ir.ops import Carry, Cumulate, Places, Scatter, TopK
 from tccompile.ir.reference import compute
+from tccompile.kernels.carry import CarryKernel
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.scan import PlacesKernel, ScanKernel
 from tccompile.kernels.scatter import ScatterKernel
@@ -20,7 +21,7 @@ from tests.kernels import machine
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import APART, thorough
 
-KERNELS: dict[type, Kernel] = {Scatter: ScatterKernel(), TopK: TopKKernel(), Cumulate: CumulateKernel()}
+KERNELS: dict[type, Kernel] = {Carry: CarryKernel(), Scatter: ScatterKernel(), TopK: TopKKernel(), Cumulate: CumulateKernel()}
 OF_BLOCKS: dict[type, Kernel] = {TopK: SortKernel(), Cumulate: ScanKernel(), Places: PlacesKernel()}
 CASES = [(kind, case) for kind in KERNELS for case in cases_of(kind)]
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS, Arch, Feature
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import Expr, call, cast, const, load
 from tccompile.ir.ops import Norm
+from tccompile.ir.ops.op import Also
 from tccompile.ir.program import Program
-from tccompile.ir.reference import compute
+from tccompile.ir.reference import beside, compute
+from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.kernels import KERNELS
 from tccompile.kernels.norm import NormKernel
@@ -19,7 +23,7 @@ from tccompile.kernels.norm_team import NormTeam, resident_of
 from tccompile.kernels.spec import I32, Config
 from tccompile.kernels.two_pass import describe
 from tests.gpu.cases import NHWC, norm, program_of
-from tests.kernels import simulator
+from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, TOLERANCE, check
 from tests.networks import relative_error
 from tests.tiers import APART, thorough
@@ -68,6 +72,44 @@ def test_values_of_rows_in_shared_memory(dtype, centred: bool) -> None:
     shares = describe(program.ops[0], program, (1,), config=config)
     assert shares.held == 10 and shares.words == 2 * dtype.size
     check(NORM, program, config)
+
+
+QUANTIZED = {
+    DType.I8: cast(Expr("saturate", (call("round", call("ratio", load(0), 0.03)), const(-128.0), const(127.0))), DType.I64),
+    DType.U8: cast(
+        Expr("saturate", (call("add", call("round", call("ratio", load(0), 0.03)), 7.0), const(0.0), const(255.0))), DType.I64
+    ),
+    DType.E4M3: call("mul", load(0), 20.0),
+}
+"""What is stored beside y, by type."""
+
+
+@pytest.mark.parametrize(
+    "shape, rows, dtype, run",
+    [
+        ((5, 72), 2, DType.I8, machine.run),
+        ((5, 768), 2, DType.U8, simulator.run),
+        ((2, 4101), 1, DType.I8, simulator.run),
+        ((3, 3, 13), 1, DType.U8, simulator.run),
+        ((3, 768), 1, DType.E4M3, simulator.run),
+    ],
+)
+def test_bytes_beside_halves_are_those_of_the_halves(shape, rows: int, dtype: DType, run) -> None:
+    program = norm("norm", shape, (len(shape) - 1,), dtype=DType.F16)
+    (op,) = program.ops
+    assert op.y == "y"
+    op = replace(op, also=Also("z", QUANTIZED[dtype]))
+    program = replace(
+        program, ops=(op,), tensors={**program.tensors, "z": replace(program.tensors["y"], name="z", dtype=dtype)}, outputs=()
+    )
+    config = next(c for c in NORM.configs(op, program, ARCH) if c["rows"] == rows)
+    work, values = NORM.work(op, program, config, ARCH), {n: r.values for n, r in program.constants.items()}  # type: ignore[union-attr]
+    both = {name: run(work, program, values, name, ARCH) for name in op.results}
+    y, z = (memory.result() for memory in both.values())
+    assert all(memory.there().all() for memory in both.values())
+    assert relative_error(y, compute(op, program, values)) < TOLERANCE[DType.F16]
+    expected = to_storage(beside(op, program, y.astype(np.float32)), dtype)
+    assert np.array_equal(to_storage(z, dtype), expected)
 
 
 @pytest.mark.parametrize(

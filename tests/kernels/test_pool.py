@@ -11,11 +11,12 @@ from tccompile.ir.ops import Pool
 from tccompile.ir.types import DType
 from tccompile.kernels.pool import PoolKernel
 from tests.gpu.cases import pool, program_of
-from tests.kernels import simulator
+from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import APART, thorough
 
 KERNEL = PoolKernel()
+HOPPER = ARCHS["sm_90a"]
 
 
 @pytest.mark.parametrize("case", cases_of(Pool))
@@ -40,6 +41,26 @@ def test_other_values(how: dict) -> None:
     check(KERNEL, pool("pool", **how))
 
 
+@pytest.mark.parametrize("dtype", [DType.I8, DType.U8])
+@pytest.mark.parametrize("how", [{"window": (3, 3), "pad": 1}, {"window": (2, 17), "stride": 2}], ids=["unrolled", "loop"])
+def test_maxima_of_bytes_are_those_of_words(dtype: DType, how: dict) -> None:
+    program = pool("pool", (1, 24, 9, 18), "max", dtype=dtype, **how)
+    (op,) = program.ops
+    (config,) = KERNEL.configs(op, program, HOPPER)
+    assert ("words", True) in KERNEL.work(op, program, config, HOPPER).launches[0].code.params
+    check(KERNEL, program)
+    check(KERNEL, program, arch=HOPPER, run=machine.run)
+
+
+@pytest.mark.parametrize("how", [{"window": (1, 1), "pad": 1}, {"window": (2, 2), "dilation": 3, "pad": 2}], ids=str)
+def test_windows_that_may_be_outside_are_compared_as_floats(how: dict) -> None:
+    program = pool("pool", (1, 8, 4, 4), "max", dtype=DType.U8, **how)
+    (op,) = program.ops
+    (config,) = KERNEL.configs(op, program, ARCH)
+    assert ("words", False) in KERNEL.work(op, program, config, ARCH).launches[0].code.params
+    check(KERNEL, program)
+
+
 def test_a_window_outside_gives_minus_infinity() -> None:
     """A maximum of nothing: windows of one element in the padding"""
     program = pool("pool", (1, 8, 4, 4), "max", (1, 1), pad=1)
@@ -62,8 +83,10 @@ def test_channels_in_vectors_where_they_lie_so() -> None:
 
 @thorough
 @pytest.mark.parametrize("arch", APART)
-def test_compiles(arch: str) -> None:
-    program = pool("pool", (1, 20, 9, 9), "mean", (5, 2), pad=1, ep="bias relu")
+@pytest.mark.parametrize("dtype", [DType.F16, DType.I8])
+def test_compiles(arch: str, dtype: DType) -> None:
+    kind = "mean" if dtype.is_float else "max"
+    program = pool("pool", (1, 24, 9, 9), kind, (5, 2), pad=1, ep="bias relu", dtype=dtype)
     (op,) = program.ops
     (config,) = KERNEL.configs(op, program, ARCHS[arch])
     (launch,) = KERNEL.work(op, program, config, ARCHS[arch]).launches

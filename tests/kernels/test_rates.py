@@ -18,7 +18,7 @@ from tccompile.kernels.rates.rate import Rate, Rates, Table
 ROOT = Path(__file__).parents[2]
 
 CHOSEN = {
-    ("attention_sm90_softmax.py", "FAR"), ("attention_mma.py", "LEAST"), ("gemm_sm90.py", "DOUBT"),
+    ("attention_sm90_softmax.py", "FAR"), ("attention_mma.py", "LEAST"), ("implicit_gemm.py", "DOUBT"),
     ("suppress.py", "SEEN"),
 }  # fmt: skip
 """Module constants of kernels with a float that no GPU decides."""

@@ -177,12 +177,15 @@ REFUSED: dict[str, Callable[[Made], Any]] = {
     "another reader": softmaxed,
 }
 
+EXACT = ("few channels", "depthwise")
+"""Whose weights are numbers of float8, which halves hold."""
+
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_others_are_multiplied_in_halves(case: str) -> None:
     made = Made()
     REFUSED[case](made)
-    program = lowered(made.model((1, 16, 6, 6), "y"))
+    program = lowered(made.model((1, 16, 6, 6), "y"), bar=1e-6 if case in EXACT else 1e-3)
     assert not {t.dtype for t in program.tensors.values()} & {*FLOAT8}
 
 

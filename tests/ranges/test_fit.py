@@ -49,6 +49,16 @@ def test_formulas_are_found(name):
         assert fill(computed(formulas, point)) == (form(*point),), point
 
 
+def test_one_more_than_a_product_where_few_sizes_change_together():
+    """A quotient of (18 batch + 1) and (9 n + 1) is the same where only one of them changes."""
+    box = Size("batch", 2, 4), Size("n", 4, 60)
+    at = [{"batch": batch, "n": n} for batch, n in star(box, (2, 4))]
+    found = fit([3 * p["batch"] * p["n"] + 1 for p in at], at, dict(zip(("batch", "n"), opened(box), strict=True)))
+    formulas, tree = drawn((found,), ["batch", "n"])
+    assert {p["batch"] for p in at if p["n"] != at[0]["n"]} == {at[0]["batch"]}
+    assert filler(tree)(computed(formulas, (4, 50))) == (601,)
+
+
 @pytest.mark.parametrize("form", [lambda n: n * n * n + n, lambda n: n if n < 100 else 2 * n, lambda n: n ^ 5])
 def test_what_is_no_formula_is_none(form):
     seen = star(ONE, ())

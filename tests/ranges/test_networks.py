@@ -17,9 +17,11 @@ from tccompile.ir.metric import relative_error
 from tccompile.kernels.pool import PoolKernel
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
-from tccompile.plan.format import Family, check_member, from_bytes, to_bytes
-from tccompile.plan.formulas import Slot, computed, drawn, filler
+from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.format import Family
+from tccompile.plan.formulas import Slot, computed, drawn, filler, integers
 from tccompile.plan.members import Bounds
+from tccompile.plan.rules import check_member
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
@@ -152,7 +154,7 @@ def test_members_between_the_ends_keep_to_their_bounds(name, arch):
         bounds = Bounds(family, 0)
         for point in scattered(family.sizes, 8):
             check_member(plan, family.at(point))
-            bounds.check(computed(family.formulas, point))
+            bounds.check(integers(computed(family.formulas, point)))
         refused = 0
         for _ in range(30):
             number = int(draw.integers(len(family.formulas)))
@@ -161,7 +163,7 @@ def test_members_between_the_ends_keep_to_their_bounds(name, arch):
             value = ("int", constant, 0)
             changed = replace(family, formulas=(*family.formulas[:number], value, *family.formulas[number + 1 :]))
             try:
-                Bounds(changed, 0).check(computed(changed.formulas, point))
+                Bounds(changed, 0).check(integers(computed(changed.formulas, point)))
             except PlanError:
                 refused += 1
         assert refused
@@ -179,6 +181,14 @@ def test_results_whose_innermost_axis_is_open():
     x = np.random.default_rng(0).standard_normal((13, 24)).astype(np.float32)
     (got,) = Session(without_code(model, precision="fp32", ranges={"batch": Size("batch", 2, 40)}), "cpu").run(None, {"x": x})
     assert got.shape == (13,) and relative_error(got, x.sum(1)) < 1e-6
+
+
+def test_padding_that_only_some_sizes_have_is_filled_at_all():
+    n = Net(x=(np.float32, (3, "n")))
+    model = n.out(n("CumSum", "x", np.array(1))).model()
+    options = Options(archs=("sm_80",), precision="fp32", ranges={"n": Size("n", 2, 60)})
+    (pattern,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert len(to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())) < 8
 
 
 def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
@@ -287,5 +297,5 @@ def test_families_of_a_file_are_checked(built, what):
 def _unchecked(plan):
     """The bytes of a plan that breaks rules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tccompile.plan.format.check_plan", lambda plan: None)
+        patch.setattr("tccompile.plan.file.check_plan", lambda plan: None)
         return to_bytes(plan)

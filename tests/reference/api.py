@@ -23,7 +23,7 @@ PACKAGE: Names = {
     "verify": ("api.verify", None),
     "inspect": ("api.inspect", None),
     "weights": ("load.model.sources", None),
-    "Plan": ("plan.format.Plan", ("save", "load")),
+    "Plan": ("plan.file.Plan", ("save", "load")),
     "Session": ("runtime.session.Session", None),
     "Value": ("runtime.session.Value", None),
 }
@@ -72,6 +72,17 @@ def _definition(where: str) -> ast.FunctionDef | ast.ClassDef:
         outer = _definition(module)
         return next(node for node in outer.body if isinstance(node, ast.FunctionDef) and node.name == name)
     return next(node for node in _module(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
+
+
+def _base(where: str, found: ast.ClassDef) -> ast.ClassDef | None:
+    """The class of the package that a class adds to, where it comes from another module."""
+    named = {ast.unparse(base) for base in found.bases}
+    module = _module(ROOT.joinpath(*where.split(".")[:-1]).with_suffix(".py"))
+    for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):
+        for name in (alias.name for alias in node.names if alias.name in named):
+            base = _definition(f"{(node.module or '').removeprefix('tccompile.')}.{name}")
+            return base if isinstance(base, ast.ClassDef) else None
+    return None
 
 
 WIDTH = 100
@@ -130,13 +141,15 @@ def _shown(name: str, where: str, methods: Sequence[str] | None) -> Iterator[str
         yield from (f"### {name}", "", "```python", f"{name}{_signature(found)}", "```", "", *text_of(said))
         return
     functions = [node for node in found.body if isinstance(node, ast.FunctionDef)]
-    named = [node for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    base = _base(where, found) if found.bases and (ROOT / where.split(".")[0]).is_dir() else None
+    body = [*(base.body if base else []), *found.body]
+    named = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     fields = [f"{ast.unparse(node.target)}: {ast.unparse(node.annotation)}" for node in named]
     fields = [field for field in fields if not field.startswith("_")]
     made = next((_signature(f) for f in functions if f.name == "__init__"), "")
     made = "" if ": _" in made or made == "()" else made.removesuffix(" -> None")  # what others make is not called by users
     yield from (f"### {name}", "", "```python", f"class {name}{made}", *(f"    {field}" for field in fields))
-    yield from ("```", "", *text_of(said))
+    yield from ("```", "", *text_of(said), *text_of((ast.get_docstring(base) or "").partition("\n\n")[2] if base else ""))
     for f in functions:
         if f.name.startswith("_") or (methods is not None and f.name not in methods):
             continue

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from tccompile.load.model import Model, sources
 from tccompile.pipeline import without_code
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.session import Session
 from tests.rewrites.common import Net
 

@@ -12,7 +12,7 @@ import pytest
 from tccompile.load.cut import Part
 from tccompile.options import Options
 from tccompile.pipeline import adapted
-from tccompile.plan.format import read_plan
+from tccompile.plan.file import read_plan
 from tccompile.refit.lora import merged, places, read_adapters
 from tccompile.verify.oracle import verify
 from tests.commands import Run

@@ -11,7 +11,8 @@ import onnx
 import pytest
 
 from tccompile.errors import UnsupportedError, UsageError
-from tccompile.plan.format import Exported, from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.format import Exported
 from tccompile.refit.lora import Adapter, merged, places, read_adapters
 from tccompile.refit.names import Called
 from tests.refit.common import attention, convolutions, plan_of, products, weights, write_safetensors

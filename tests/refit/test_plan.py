@@ -18,7 +18,8 @@ from tccompile.load.identity import digests, first_other
 from tccompile.load.model import read
 from tccompile.options import Options
 from tccompile.pipeline import Told, origin_of, to_program
-from tccompile.plan.format import Plan, check_plan, from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
+from tccompile.plan.rules import check_plan
 from tccompile.refit.constants import refitted_constants, sources
 from tccompile.refit.plan import REFITTED, refitted
 from tccompile.rewrites.lanes import _constants

@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from tccompile.errors import TccompileError
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.refit.plan import refitted
 from tests.random_graphs import Graph
 from tests.refit.common import bits, plan_of, weights

@@ -15,7 +15,7 @@ from tccompile.ir.ops import Pointwise
 from tccompile.ir.program import Count
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
-from tccompile.plan.format import Plan
+from tccompile.plan.file import Plan
 from tccompile.runtime.arrays import DeviceArray
 from tccompile.runtime.session import Session
 from tests.runtime.fake_driver import FakeApi, FakeArray

@@ -13,12 +13,13 @@ from tccompile.ir.expr import ACC, Epilogue, View, call, coord, element, identit
 from tccompile.ir.ops import Conv, Pointwise
 from tccompile.ir.program import Program, verify
 from tccompile.ir.reference import evaluate
-from tccompile.ir.storage import from_storage, to_storage
+from tccompile.ir.storage import from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels.spec import Work
-from tccompile.plan.format import Entry, Plan, Section, Step, pack_constant
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry, Section, Step
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.schedule.place import place
 from tests.networks import relative_error

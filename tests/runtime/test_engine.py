@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, UsageError
-from tccompile.plan.format import Entry, Plan
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry
 from tccompile.runtime import cpu
 from tccompile.runtime.session import Session
 from tests.runtime.test_session import expected, plan, same, x_of

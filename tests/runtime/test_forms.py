@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from tccompile.errors import InputError, UnsupportedError, UsageError
 from tccompile.pipeline import without_code
-from tccompile.plan.format import from_bytes, to_bytes
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.runtime.session import Session
 
 FLOAT = TensorProto.FLOAT

@@ -14,7 +14,8 @@ from tccompile.ir.ops import Attention, Conv, Gemm, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
-from tccompile.plan.format import Entry, Plan
+from tccompile.plan.file import Plan
+from tccompile.plan.format import Entry
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime.driver import Driver
 from tccompile.runtime.profile import Roof, profiled, traffic

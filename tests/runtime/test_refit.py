@@ -12,7 +12,8 @@ import pytest
 import tccompile
 from tccompile.errors import LaunchError, UsageError, VerificationError
 from tccompile.ir.weights import Source, digest
-from tccompile.plan.format import Held, Origin, Plan, read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.plan.format import Held, Origin
 from tccompile.refit.lora import Adapter, merged, places
 from tccompile.refit.plan import refitted
 from tccompile.runtime.session import Session

@@ -18,7 +18,7 @@ from tccompile.cli.triton import tctriton
 from tccompile.errors import InputError, UsageError
 from tccompile.options import as_sizes
 from tccompile.pipeline import without_code
-from tccompile.plan.format import Plan, write_plan
+from tccompile.plan.file import Plan, write_plan
 from tccompile.runtime.rows import Rows, row_sizes
 from tccompile.runtime.session import Session
 from tccompile.triton import Model, configuration, write_repository

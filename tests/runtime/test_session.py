@@ -23,7 +23,8 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
-from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Plan, Section, Step, read_plan
+from tccompile.plan.file import Plan, read_plan
+from tccompile.plan.format import Address, Entry, Float, Int, Map, PlacedLaunch, Section, Step
 from tccompile.runtime import driver as driver_module
 from tccompile.runtime import room
 from tccompile.runtime.arrays import IO_ALIGN, KEPT, DeviceArray, _Tensor

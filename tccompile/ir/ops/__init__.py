@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tccompile.ir.ops.attention import Attention
+from tccompile.ir.ops.carry import Carry
 from tccompile.ir.ops.conv import Conv
 from tccompile.ir.ops.cumulate import Cumulate
 from tccompile.ir.ops.custom import Custom
@@ -25,6 +26,7 @@ from tccompile.ir.ops.trees import Trees
 __all__ = [
     "OPS",
     "Attention",
+    "Carry",
     "Conv",
     "Cumulate",
     "Custom",
@@ -47,6 +49,6 @@ __all__ = [
 
 OPS: tuple[type[Op], ...] = (
     Pointwise, Conv, Gemm, Mlp, Attention, Cumulate, Places, TopK, Suppress, Scatter, Trees,
-    Pool, Reduce, Softmax, Norm, Resize, Rnn, Custom,
+    Pool, Reduce, Softmax, Norm, Resize, Rnn, Custom, Carry,
 )  # fmt: skip
 """All of them. Plans call them by their classes' names."""

@@ -45,6 +45,15 @@ class Text:
     """Of a field of an op: it is text, of which only whoever made it knows what it says."""
 
 
+@dataclass(frozen=True)
+class Also:
+    """What an op stores in a second tensor, which lies as its first: an expression whose load 0 is what the first one holds, as
+    whoever reads that gets it."""
+
+    y: str
+    expr: Expr
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """One typed operation. The types of its fields say what they hold; what is asked of every op follows from them.
@@ -60,11 +69,13 @@ class Op:
 
     nodes  the user's ONNX nodes it stands for, the one that gives it its name first
     y      the tensor that it writes
+    also   a second one
     """
 
     nodes: tuple[str, ...]
     y: str
     epilogue: Epilogue = field(default_factory=Epilogue)
+    also: Also | None = None
 
     takes_epilogue: ClassVar[bool] = True
     """Whether `epilogue` may be more than what the op computed."""
@@ -109,6 +120,11 @@ class Op:
         return tuple(dict.fromkeys((*self.operands, *(name for v in self.views for name in v.tensors))))
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """The tensors that it writes."""
+        return (self.y,) if self.also is None else (self.y, self.also.y)
+
+    @property
     def scattered(self) -> tuple[str, View] | None:
         """Of an op that writes where it is told to: the operand that it writes, and the view of y where its elements go.
 
@@ -120,7 +136,9 @@ class Op:
         """The op with tensors replaced by others, in fields and views."""
         loads = tuple(v.renamed(names) for v in self.epilogue.loads)
         changed = {field: _renamed(getattr(self, field), names) for field, held in self.holds.items() if _refers(held)}
-        return replace(self, y=names.get(self.y, self.y), epilogue=replace(self.epilogue, loads=loads), **changed)
+        also = self.also and replace(self.also, y=names.get(self.also.y, self.also.y))
+        y, epilogue = names.get(self.y, self.y), replace(self.epilogue, loads=loads)
+        return replace(self, y=y, epilogue=epilogue, also=also, **changed)
 
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
         """Whether its parameters fit each other and the shapes: what a plan from a file must keep to, one thing after the other.
