@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -464,7 +465,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         with deciding(decided):
             fused(middle)
             if lowest not in formats:
-                to_program(opened, inputs.shapes(lowest), options, dump, progress, told, calibration)
+                with _at(box, lowest):
+                    to_program(opened, inputs.shapes(lowest), options, dump, progress, told, calibration)
                 assert told.formats is not None
                 formats[lowest] = told.formats
 
@@ -478,7 +480,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
     def loaded(point: Point) -> gs.Graph:
         progress("load", 0, 5)
-        return load(opened, inputs.shapes(point))
+        with _at(inputs.box, point):
+            return load(opened, inputs.shapes(point))
 
     def to_fused(graph: gs.Graph) -> Program:
         graph = rewrite(graph)
@@ -495,6 +498,16 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
         found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of)]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
+
+
+@contextmanager
+def _at(box: Box, point: Point) -> Iterator[None]:
+    """What is no model at these sizes is told with them."""
+    try:
+        yield
+    except ModelError as error:
+        at = ", ".join(f"{size.name} {n}" for size, n in zip(box, point, strict=True))
+        raise ModelError(f"{error}; the range has sizes at which that is so, as {at}: leave them out of it") from error
 
 
 def to_parts(

@@ -19,6 +19,7 @@ from tccompile.errors import InputError, UnsupportedError
 from tccompile.ir.metric import relative_error
 from tccompile.options import Options, as_sizes
 from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.pool import Known
 from tccompile.runtime.session import Session
@@ -199,7 +200,8 @@ def error_of(seed: int, arch: str = "") -> float | str:
             return 0.0  # nothing of an image is left, say
     sizes = as_sizes(ranges)
     try:
-        session = Session(without_code(model, precision="fp32", ranges=ranges), device="cpu")
+        plan = from_bytes(to_bytes(without_code(model, precision="fp32", ranges=ranges)))
+        session = Session(plan, device="cpu")
         if arch:
             patterns, options = to_patterns(read(model), Options(archs=(arch,), ranges=sizes), Dump(None), quiet, Told())
             known = Known(NO_TIMINGS, patterns)

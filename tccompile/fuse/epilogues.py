@@ -15,7 +15,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Shape, worth
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
@@ -114,7 +114,8 @@ def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
         return None  # an epilogue's loads are indexed before the shuffle
     if any(v.valid or any(i.affine is None for i in v.index) for v in others):
         return None
-    if y.inner != t.inner and y.inner is not None and t.inner is not None and t.shape[t.inner] > SCATTERED_CHANNELS:
+    turned = y.inner is not None and t.inner is not None and y.inner != t.inner
+    if turned and worth(f"{t.name} before it is turned", t.shape[t.inner or 0] > SCATTERED_CHANNELS):
         return None
     lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
     if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, y.padded, strict=True))):

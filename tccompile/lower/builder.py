@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import Epilogue, Expr, View, broadcast_view, cast, const, coord, identity_view, load
 from tccompile.ir.expr import constant as index_constant
-from tccompile.ir.extent import Shape
+from tccompile.ir.extent import Shape, not_alike
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor, dense
@@ -247,7 +247,10 @@ class Builder:
             return self.tensors[name]
         if not isinstance(t, gs.Constant):
             raise self.refuse(f"its input {t.name} is computed by no node", "check the model with onnx.checker")
-        tensor = self.constant(t.name, recipe_of(t), shape_of(t), self.dtype(t))
+        shape, dtype = shape_of(t), self.dtype(t)
+        if 0 in shape and not not_alike():  # a size may decide how long its other axes are: nothing is stored
+            return self.bind(t, self.compute(self.new(t.name, shape, dtype), const(0.0), ()))
+        tensor = self.constant(t.name, recipe_of(t), shape, dtype)
         return self.bind(t, tensor)
 
     def laid_out(self, t: gs.Tensor, order: Order) -> Tensor:

@@ -9,7 +9,7 @@ computed, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,15 +75,20 @@ def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np
         readers = list(_readers(traces[-1].seen.kept))
         names_of = {name.split("~")[0] for name in broken}
         for reader in readers:
-            if reader[0] in names_of or found.is_number(reader[0]):
+            if _is_of(names_of, reader[0]) or found.is_number(reader[0]):
                 found.follow(*reader)
         if broken and not found.names:  # they have other names since they have been rewritten
             for reader in readers:
                 found.follow(*reader)
         names |= found.names | {*_tabled([trace.graph for trace in traces])}
-        if names == before:
+        if names == before and (number or not broken):
             break
     return names
+
+
+def _is_of(names: Collection[str], name: str) -> bool:
+    """Whether a constant, or what rewrites have made of it, is among these."""
+    return name in names or any(other.startswith((f"{name}/", f"{name}.")) for other in names)
 
 
 def _broken(programs: Sequence[Program], weights: Mapping[str, np.ndarray]) -> set[str]:
@@ -142,7 +147,7 @@ class _Found:
         if name in self.names or len(values) < 2 or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
-        if maker is None or maker.op_type not in CONVERTERS:
+        if maker is None or maker.op_type not in (*CONVERTERS, "Einsum"):  # which is rewritten
             return
         if _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts):
             return

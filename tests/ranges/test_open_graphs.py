@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tccompile.errors import ModelError
 from tccompile.options import Options, as_sizes
-from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns
+from tccompile.pipeline import Dump, Told, quiet, read, to_parts, to_patterns, without_code
 from tccompile.ranges.box import opened
 from tccompile.ranges.fit import fit
+from tccompile.ranges.late import _points
 from tccompile.ranges.pool import Known
 from tccompile.schedule.timings import NO_TIMINGS
 from tests.open_graphs import BOUND, error_of
@@ -38,6 +40,20 @@ def test_of_fractions_that_are_nearly_the_same_the_simplest_is_found():
     seen = range(6, 16)
     formula = fit([(2 * n - 1) // 3 + 1 for n in seen], [{"h": n} for n in seen], {"h": h})
     assert formula.values.tolist() == [(2 * n - 1) // 3 + 1 for n in range(5, 41)]
+
+
+def test_sizes_of_either_parity_say_what_is_computed():
+    """Also of a second size, whose first one near the least is even."""
+    box = tuple(as_sizes({"h": (64, 256, 32), "w": (64, 256, 32)}).values())
+    for axis in (0, 1):
+        assert {point[axis] // 32 % 2 for point in _points(box)} == {0, 1}
+
+
+def test_a_model_that_is_none_at_some_sizes():
+    g = Graph()
+    y = g.op("Add", g.op("Reshape", g.op("Slice", "x", *map(g.numbers, (0, 3, 1))), g.numbers(1, 3)), g.weight(1, 3))
+    with pytest.raises(ModelError, match=r"Reshape.*the range has sizes at which that is so, as n \d+"):
+        without_code(g.model("x", 1, [1, "n"], y), ranges={"n": (2, 9)})
 
 
 def test_a_size_that_is_made_even_may_be_so():
