@@ -1,4 +1,4 @@
-"""The GPU code: `KERNELS` lists every kernel family, `kernel` finds one by its name."""
+"""The GPU code: `KERNELS` lists every kernel family, `JOINTS` those of several ops in one launch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tccompile.kernels.mlp import MlpKernel
 from tccompile.kernels.norm import NormKernel
 from tccompile.kernels.norm_split import NormSplit
 from tccompile.kernels.norm_team import NormTeam
+from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.reduce import ReduceKernel
@@ -33,7 +34,7 @@ from tccompile.kernels.scan import PlacesKernel, ScanKernel
 from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.sort import SortKernel
-from tccompile.kernels.spec import Kernel
+from tccompile.kernels.spec import Family, Joint, Kernel
 from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
@@ -77,6 +78,19 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
+JOINTS: tuple[Joint, ...] = (PairSm90(),)
+
+
 def kernel(name: str) -> Kernel:
     """The kernel family of that name; KeyError if there is none."""
     return {k.name: k for k in KERNELS}[name]
+
+
+def joint(name: str) -> Joint | None:
+    """The kernel family of several ops of that name; None if there is none."""
+    return next((k for k in JOINTS if k.name == name), None)
+
+
+def family(name: str) -> Family:
+    """The kernel family of that name, of one op or several; KeyError if there is none."""
+    return joint(name) or kernel(name)

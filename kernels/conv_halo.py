@@ -321,8 +321,10 @@ class ConvHalo(Kernel):
         accesses = 0 if patch.boxed else 1 + len(epilogue.loads_by_row(op, program))
         # Parts to shared memory, and back: a warp's pixels, of two rows and more, meet in some banks.
         adding = (patch.wide * patch.parts + 2 * patch.taps * patch.columns * 4 * patch.pixels) / 128 if patch.spread else 0
+        bytes_ = own.storing_bytes * patch.pixels / SIDE**2 * patch.columns if patch.result < RESULT else 0
         storing = (
             adding
+            + bytes_
             + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
         ) / cycles
         computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
@@ -559,7 +561,7 @@ def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
         hw.wait_for_earlier_grids()
         hw.let_later_grids_start()
         (slot, parity), turn, leads = ring.reader(), i32(0), (tid & 127) == 0
-        own = results.own(thread, first)
+        own = results.own(thread, first, e)
         tile = i32(tile + group * stride)
         while tile < order[0]:
             image, row, column = place(tile, order)

@@ -363,6 +363,12 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
     return device_function(found.function), types_of(found.kinds)
 
 
+def adds_floats(form: Form) -> bool:
+    """Whether what differs by row is taken as float32, if anything does."""
+    floats = _bytes_as_floats(form)[1]
+    return all(k in floats or read.dtype.is_float for k, read in enumerate(form.loads) if read.by_row)
+
+
 def load_added(params: tuple[Value, ...], n: int, space: str) -> Any:
     """The device function address → n values of what differs by row, as `results` of `build_results` takes them."""
     from tccompile.kernels.ptx import memory
@@ -371,6 +377,14 @@ def load_added(params: tuple[Value, ...], n: int, space: str) -> Any:
     (k,) = (k for k, read in enumerate(form.loads) if read.by_row)
     of = memory.load_floats if k in _bytes_as_floats(form)[1] else memory.load
     return of(form.loads[k].dtype, n, space=space)
+
+
+def floats_added(params: tuple[Value, ...], n: int) -> Any:
+    """The device function (words…) → n float32 of what differs by row: see `adds_floats`."""
+    from tccompile.kernels.ptx import memory
+
+    (read,) = (read for read in Form.decoded(params).loads if read.by_row)
+    return memory.floats(read.dtype, n)
 
 
 def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, divides, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -85,9 +85,9 @@ def chunk_of(problem: Problem) -> int:
     x, w = problem.x, problem.w
     padded = round_up(problem.channels, 4)
     axis = 1 if problem.column_batch else x.rank - 1
-    fits = problem.channels % 4 == 0 or (problem.batches == 1 and x.padded[axis] >= padded and problem.padded >= padded)
+    fits = divides(4, problem.channels) or (problem.batches == 1 and x.padded[axis] >= padded and problem.padded >= padded)
     steps = (x.offset, w.offset, *problem.x_batch, *problem.w_batch, *problem.x_pixel[:3], problem.w_column, *problem.w_tap[:2])
-    return 4 if fits and problem.x_pixel[3] == problem.w_tap[2] == 1 and all(s % 4 == 0 for s in steps) else 1
+    return 4 if fits and problem.x_pixel[3] == problem.w_tap[2] == 1 and all(divides(4, s) for s in steps) else 1
 
 
 def kind_of(dtype: DType) -> str:

@@ -24,9 +24,9 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
 while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
-of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, which must be
-halves: a warpgroup fills one box of 64 channels, and what differs by channel, of which a lane has two, is read before the
-products are there. Otherwise lanes store rows, whose loads overlap.
+of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, halves one
+by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by channel, of
+which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import coarse
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
@@ -302,6 +302,9 @@ class Hopper(OneWay):
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
         sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
+        boxed = boxed_results(way, program, problem, 1)
+        if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
+            sparse = [c for c in sparse if c["split"] > 1]
         for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
@@ -313,14 +316,14 @@ class Hopper(OneWay):
     def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
         """What the sizes must be for a config."""
         problem, how = self._described(way, program)
-        boxed = boxed_results(way, program, problem, 2)
-        turned = boxed is not None and boxed.size == RESULT
+        boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
-                return boxed is not None and boxed.added is None and how.size == 1 and not group_atom(*how.kinds).rough
+                bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
+                return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1
             return turned or not config.get("swapped")
 
         return takes
@@ -437,8 +440,7 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
     """The config's tile; `boxed`: how results may go to y in boxes, which those of a split do not."""
     if config["split"] > 1:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
-    turned = boxed is not None and boxed.size == RESULT
-    assert turned or not config.get("swapped"), "results of swapped operands go to y in boxes of 16 bits, or through a cluster"
+    assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     return tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)

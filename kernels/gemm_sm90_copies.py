@@ -17,10 +17,13 @@ from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.maps import may_move, unmapped
 from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
-from tccompile.kernels.parts.staging import BYTES
+from tccompile.kernels.parts.staging import BYTES, RESULT
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
+
+PAIRED = 16
+"""Columns of which neighbours are 8 rows apart."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,25 @@ class Copies:
             pieces = t.places.group_bytes // PIECE
             return self._boxed_a(t), values, replace(self.places, box=(PIECE, pieces, t.bn // 64), swizzle=0)
         if isinstance(self.a, Im2colMap):
-            return self._boxed_a(t), replace(self.b, box=(self.whole, t.bn, 1))
+            b = replace(self.b, box=(self.whole, t.bn, 1))
+            return self._boxed_a(t), _paired(b) if t.paired else b
         sides = zip((t.bm, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
-        return a, b
+        return a, _paired(b) if t.paired else b
 
     def _boxed_a(self, t: Tile) -> TiledMap | Im2colMap:
         """A's map, K-major, in boxes as wide as B's."""
         if isinstance(self.a, Im2colMap):
             return replace(self.a, pixels=t.bm)
         return replace(self.a, box=(self.chunk, t.bm, 1), swizzle=self.size * self.chunk)
+
+
+def _paired(m: TiledMap) -> TiledMap:
+    """The map of an array's (k, columns, one batch) in boxes with an order of their own: see `Operand.paired`."""
+    (depth, columns, _), step, (row, extent, _) = m.extents, m.strides[0], m.box
+    extents, strides = (depth, PAIRED // 2, 2, columns // PAIRED), (2 * step, step, PAIRED * step)
+    return replace(m, extents=extents, strides=strides, box=(row, PAIRED // 2, 2, extent // PAIRED), steps=(1, 1, 1, 1))
 
 
 def row_cycles(channels: int, chunk: int, size: int) -> float:
@@ -238,6 +249,17 @@ class Boxed:
         maps = [self.y, *([self.added] if self.added else [])]
         row = self.size * t.box[0]
         return *(replace(m, box=(*t.box, 1), swizzle=row if row > UNIT else 0) for m in maps), *self.epilogue.args
+
+
+def turned_results(op: Op, program: Program, problem: Problem, how: Copies) -> Boxed | None:
+    """How results go to y in boxes where operands are swapped, or None: where results have 16 bits, or are bytes of whole groups
+    of channels, and what is added to them is taken as floats."""
+    boxed = boxed_results(op, program, problem, 1)
+    if boxed is None or boxed.size == RESULT:
+        return boxed
+    whole = problem.columns % PAIRED == 0 and problem.batches == 1 and how.k_major[1]
+    form = boxed.epilogue.form
+    return boxed if whole and form.y.dtype in BYTES and epilogue.adds_floats(form) else None
 
 
 @remembered

@@ -91,7 +91,7 @@ def time_us(
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
-        return waves * max(summing, (summing + storing) / 2) + storing - early * step
+        return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
     return waves * (summing + storing) - early * step
 
 
@@ -108,6 +108,8 @@ def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: in
         return own.split_us + own.split_sums_us * results + own.split_load_us * loads + tile
     if not t.boxed:
         return (own.row_us + own.row_load_us * loads) * results
+    if t.paired:
+        return (own.byte_swapped_us + own.byte_swapped_load_us * loads) * results
     if t.swapped:  # a lane has read its bias before
         return (own.box_swapped_us + own.box_swapped_load_us * loads) * results
     if t.result < RESULT:

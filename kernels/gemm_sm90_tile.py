@@ -122,7 +122,12 @@ class Tile:
         a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
         if self.sparse:
             return a, Operand(self.bn, self.bm * ROW, of_b, ROW // 2, 1, True)
-        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1])
+        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired)
+
+    @property
+    def paired(self) -> bool:
+        """Whether a lane's two channels are neighbours: of bytes, which stmatrix turns back two at a time."""
+        return self.boxed and self.swapped and self.result < RESULT
 
     @property
     def columns(self) -> int:
@@ -172,15 +177,16 @@ class Tile:
 
     @property
     def ahead(self) -> int:
-        """Tiles that have room in such a place: two where what is added takes little of it."""
-        return 2 if self.added and self.result < RESULT else 1
+        """Tiles that have room in such a place: two where results take little of it: what is added comes a tile ahead, and a
+        swapped warpgroup's box is filled while the one before is stored."""
+        return 2 if self.result < RESULT and (self.added or self.paired) else 1
 
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
         boxes = self.ahead * self.bn // self.columns if self.added else BOXES
         if self.swapped:
-            boxes = min(self.bm // self.piece, PIECES)
+            boxes = self.ahead * min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property

@@ -22,7 +22,7 @@ from math import ceil, lcm, prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import walk
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import Extent, ceil_div, greatest, least
 from tccompile.ir.ops import Norm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -214,29 +214,29 @@ class _Shares:
     vectors: int
     threads: int
     tiles: int
-    items: int
-    blocks: int
-    teams: int
-    chunk: int
-    held: int
+    items: Extent
+    blocks: Extent
+    teams: Extent
+    chunk: Extent
+    held: Extent
     groups: int
     lanes: int
-    smem: int
+    smem: Extent
 
 
 def _shares(op: Norm, program: Program, config: Config, arch: Arch) -> _Shares:
     """Teams that are no clusters have as many blocks as there are multiprocessors, as far as all threads have pixels."""
     x, y = program.tensors[op.x], program.tensors[op.y]
-    wide, pixels = config["vectors"], max(1, prod(x.shape[2:]))
+    wide, pixels = config["vectors"], greatest(1, prod(x.shape[2:]))
     threads = power(config["threads"] // wide + 1) // 2
     tiles = ceil_div(max(x.padded[1], y.padded[1]), wide * LANES)
     items = x.shape[0] * tiles
     teams = config["teams"] or items
-    blocks = config["cluster"] or max(1, min(ceil_div(pixels, threads), arch.sms // max(teams, 1)))
+    blocks = config["cluster"] or greatest(1, least(ceil_div(pixels, threads), arch.sms // greatest(teams, 1)))
     chunk = ceil_div(pixels, blocks)
     turn = threads * wide * LANES * x.dtype.size  # bytes of a pixel for each thread
     beside = 4 * _beside(wide, threads)
-    turns = max(0, min((arch.smem_block - beside) // turn, max(1, ceil_div(chunk, threads))))
+    turns = greatest(0, least((arch.smem_block - beside) // turn, greatest(1, ceil_div(chunk, threads))))
     groups = wide * LANES // (x.shape[1] // op.groups if op.groups else 1)
     lanes = min(32, power(wide * threads // groups + 1) // 2) if wide * threads % 32 == 0 else 1  # in warps of all threads
     return _Shares(

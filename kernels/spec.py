@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,7 @@ class Work:
     launches: tuple[Launch, ...]
     scratch: Extent = 0  # bytes of workspace
     counters: Extent = 0  # bytes of counters
+    within: int = -1  # of an op that launches nothing: the number of the one whose launches compute it too; else -1
 
 
 @dataclass(frozen=True)
@@ -157,16 +158,50 @@ class Function:
 # --- Kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernel(ABC):
-    """A kernel family. Subclasses state the first three attributes.
+class Family(ABC):
+    """Codes of one kind, by their parameters. Subclasses state the attributes.
 
-    Those that derive from `Kernel` itself write their code as a Python function for Numba, in `build`, and tests run the PTX that
-    it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
+    Those that derive from `Kernel` or `Joint` write their code as a Python function for Numba, in `build`, and tests run the PTX
+    that it becomes (tests/kernels/machine.py). Those that derive from `text.TextKernel` write text, in `source`.
     """
 
     name: str
-    realises: type[Op]
     tensor_cores: bool = False
+
+    @abstractmethod
+    def build(self, arch: Arch, **params: Value) -> Function:
+        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
+
+    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
+        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
+        return None
+
+
+class Joint(Family):
+    """A kernel family of several ops in one launch, given in the program's order. What its methods answer is what those of
+    `Kernel` do."""
+
+    @abstractmethod
+    def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
+        """Ops that one launch may compute, by number: the one in whose step it is, and all of them."""
+
+    @abstractmethod
+    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None: ...
+
+    @abstractmethod
+    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]: ...
+
+    @abstractmethod
+    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float: ...
+
+    @abstractmethod
+    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work: ...
+
+
+class Kernel(Family):
+    """A kernel family of one op."""
+
+    realises: type[Op]
     reads_integers: bool = False
     """Whether it reads weights as integers in blocks (`forms.Packed`), and in no other form."""
     stores_twice: bool = False
@@ -196,14 +231,6 @@ class Kernel(ABC):
     @abstractmethod
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         """The launches for the op."""
-
-    @abstractmethod
-    def build(self, arch: Arch, **params: Value) -> Function:
-        """The code for one `Code.params`, made without a GPU. Only this may import Numba; the rest of the module may not."""
-
-    def blamed(self, code: Code, arch: Arch, error: Exception) -> TccompileError | None:
-        """The error to raise where its code does not compile for a reason that is not ours; None if it is."""
-        return None
 
 
 # --- For cost models -------------------------------------------------------------------------------------------------

@@ -73,8 +73,8 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         [("Gather", "t i", "g"), ("Add", "a g", "a_")], {"a": ONE}, t=np.float32([[1], [2], [4], [8]])
     ),
     "until it is large": lambda: looped(
-        [("Add", "a x", "a_"), ("ReduceMax", "a_", "m", {"keepdims": 0}), ("Less", "m limit", "d")],
-        {"a": ONE}, ("m",), "d", limit=np.float32(6),
+        [("Add", "a x", "a_"), ("ReduceMax", "a_", "turn", {"keepdims": 0}), ("Less", "turn more", "going")],
+        {"a": ONE}, ("turn",), "going", more=np.float32(6),
     ),
     "a product": lambda: looped([("MatMul", "a w", "p"), ("Tanh", "p", "a_")], {"a": ONE}, ("p",), w=np.eye(4, dtype=np.float32)),
 }  # fmt: skip
@@ -135,6 +135,39 @@ def test_iterations_that_do_not_depend_on_each_other_are_unrolled() -> None:
     often = {"n": array(3).reshape(()), "go": np.array(True)}
     m = model([("Loop", "n go", "r_all", {"body": body})], [value("x", shape=(3, 4))], [value("r_all")], often)
     assert not any(isinstance(op, Carry) for op in without_code(m).entries[0].program.ops)
+
+
+def test_nothing_is_read_at_a_place_that_there_is_not_if_no_iteration_takes_place() -> None:
+    m = looped([("Gather", "x n", "g"), ("Add", "a g", "a_")], {"a": ONE})
+    session, _ = run(m)
+    feeds = {"x": np.ones((3, 4), np.float32), "a_0": np.zeros((3, 4), np.float32)}
+    for n, go, result in ((2, True, 2), (50, False, 0), (0, True, 0)):
+        assert session.run(None, {**feeds, "n": array(n).reshape(()), "go": np.array(go)})[0].max() == result
+    with pytest.raises(InputError, match="50"):
+        session.run(None, {**feeds, "n": array(50).reshape(()), "go": np.array(True)})
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("stays", [True, False])
+def test_rows_that_are_put_behind_others(rows: int, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.cat in a loop is exported: iterations give them, and what is carried need not grow."""
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0 if stays else 1 << 20)
+    inputs = [value("i", INT64, ()), value("c", BOOL, ()), value("a", shape=(4,)), value("all")]
+    nodes = [("Mul", "a x", "a_"), ("Unsqueeze", "a_ at", "u"), ("Concat", "u u" if rows == 2 else "u", "v", {"axis": 0})]
+    nodes += [("Cast", "all", "as", {"to": FLOAT}), ("Concat", "as v", "all_", {"axis": 0})]
+    body = graph(nodes, inputs, [value("c", BOOL, ()), value("a_"), value("all_"), value("u")], {"at": array(0)})
+    given = [value("x", shape=(4,)), value("n", INT64, ())]
+    weights = {"go": np.array(True), "none": np.zeros((0, 4), np.float32)}
+    outputs = [value("last"), value("y", shape=(None, 4)), value("us")]
+    m = model([("Loop", "n go x none", "last y us", {"body": body})], given, outputs, weights)
+    session = Session(without_code(m, precision="fp32", limits={"Loop_last": 4}), "cpu")
+    assert any(isinstance(op, Carry) for op in session.plan.entries[0].program.ops) == stays
+    for n in (0, 1, 4):
+        feeds = {"x": np.float32([1, 2, 3, 0.5]), "n": array(n).reshape(())}
+        expected = reference(m, feeds)
+        for name, got in zip(("last", "y", "us"), session.run(None, feeds), strict=True):
+            assert got.shape == expected[name].shape
+            np.testing.assert_allclose(got, expected[name], 1e-6)
 
 
 def test_a_check_takes_limits() -> None:

@@ -187,7 +187,7 @@ def test_attention_is_in_float8_where_that_is_faster() -> None:
     without = [evaluate(program, feed, weights) for feed in runs]
     (y,) = program.outputs
     errors = [relative_error(got[y], own[y]) for got, own in zip(without, exact, strict=True)]
-    assert max(errors) < chosen.off.largest < 0.08
+    assert max(errors) < 1.001 * chosen.off.largest < 0.08
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tccompile.arch import ARCHS, PTX
 from tccompile.cli import bug
 from tccompile.cli import command as command_of
 from tccompile.cli import commands as commands_of
-from tccompile.kernels import KERNELS
+from tccompile.kernels import JOINTS, KERNELS
 from tccompile.load.opset import NEWEST, OLDEST
 from tccompile.plan import FORMAT_VERSION
 from tests.gpu.cases import CASES
@@ -93,7 +93,7 @@ def test_the_design_s_table_of_kernels():
     """All kernels, and from which generation on each runs an op of the cases that GPUs are tested by."""
     rows = re.findall(r"^\| [\w ,]*\| (`.*) \| (\w+) \|$", page("docs/design/kernels.md"), re.MULTILINE)
     told = {name: since for text, since in rows for name in re.findall(r"`(\w+)`", text)}
-    assert told.keys() == {k.name for k in KERNELS}
+    assert told.keys() == {k.name for k in (*KERNELS, *JOINTS)}
     programs = [make(case) for case, make in CASES.items()]
     for k in KERNELS:
         ops = [(op, p) for p in programs for op in p.ops if isinstance(op, k.realises)]

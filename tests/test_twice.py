@@ -33,6 +33,7 @@ KINDS = {
     "bytes of a part": 0,
     "channels of an image": 0,
     "bytes at two scales": 1,
+    "bytes of the first row": 0,
 }
 """Models with a norm, by what reads it, and how many norms store twice."""
 
@@ -58,6 +59,8 @@ def model(kind: str):
     if kind == "bytes of a part":
         part = net("Slice", y, np.array([1]), np.array([5]), np.array([1]))
         return net.out(net("Add", part, product(part, 0.04))).out(net("Relu", y)).model()
+    if kind == "bytes of the first row":
+        return net.out(product(net("Gather", y, np.array(0), axis=1), 0.04)).out(net("Relu", y)).model()
     out = product(y, 0.04)
     if kind == "bytes at two scales":
         out = net("Add", out, product(y, 0.03))

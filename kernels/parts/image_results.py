@@ -3,8 +3,9 @@
 A warpgroup has its tile's sums in blocks of 64 pixels, 8 rows of `SIDE`, of which each of its warps has two rows. All ways have
 what those of `results` have, but
 
-own(thread, first)                where a thread's part is in every tile, which `ask` and `finish` take. A kernel calls it ahead
-                                  of its loop: there the compiler does not move by itself all that does not change
+own(thread, first, e)             where a thread's part is in every tile, and what is kept for its channels, which `ask` and
+                                  `finish` take. A kernel calls it ahead of its loop: there the compiler does not move by
+                                  itself all that does not change
 ask(own, tile, turn, e)           have what is added to the results copied, while the tile is multiplied
 finish(acc, own, tile, turn, e)   the tile's results through the epilogue, and on their way to memory; the next `turn`, which
                                   begins with 0
@@ -22,7 +23,7 @@ from typing import Any
 
 from tccompile.ir.extent import round_up
 from tccompile.kernels import epilogue
-from tccompile.kernels.parts.results import Params, Results, drain_boxes, landing, rows_of_boxes, taken_of
+from tccompile.kernels.parts.results import Params, Results, drain_boxes, kept_rows_of_boxes, landing, taken_of
 from tccompile.kernels.parts.staging import BOXES, Staging
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import mma
@@ -63,7 +64,7 @@ class ImageBoxes(Results):
     """
 
     def __init__(self, columns: int, places: tuple[tuple[int, int], ...], warps: int, staging: Staging, params: Params) -> None:
-        place_of, put_16, extra = rows_of_boxes(staging, columns, params)
+        place_of, keep, put_16, extra = kept_rows_of_boxes(staging, columns, len(places), params)
         added = staging.landed is not None
         maps = 1 + added
         super().__init__(params, maps, extra)
@@ -78,21 +79,22 @@ class ImageBoxes(Results):
         copy_all = _copy_boxes([(n * box_bytes, *place) for n, place in enumerate(places)])
 
         @inline
-        def own(thread, first):
+        def own(thread, first, e):
             base, warp, lane, _ = thread
             boxes, barrier = u32(base + at_results + warp * each), u32(base + landed + warp * 8)
             row, of_row, inside = place_of(lane)
             key = i32((row >> rows_alike) & (line // 16 - 1))
             at = u32(row * line + (of_row ^ key) * 16 + inside)
-            return boxes, barrier, at, lane, i32((warp & 3) * 2), first, i32(first + (lane & 3) * 2)
+            c = i32(first + (lane & 3) * 2)
+            return boxes, barrier, at, lane, i32((warp & 3) * 2), first, c, keep(c, e[maps:])
 
         @inline
         def finish(acc, own, tile, turn, e):
-            boxes, barrier, at, lane, below, first, c = own
+            boxes, barrier, at, lane, below, first, c, read = own
             image, row, column, bounds = tile
             if added:
                 hw.barrier_wait(barrier, turn)
-            turn = put_all(acc, (boxes, at, lane, c, (image, i32(row + below), column, first, bounds[0])), turn, e)
+            turn = put_all(acc, (boxes, at, lane, c, read, (image, i32(row + below), column, first, bounds[0])), turn, e)
             if added:
                 turn = i32(turn ^ 1)
             return turn
@@ -100,7 +102,7 @@ class ImageBoxes(Results):
         @inline
         def ask(own, tile, turn, e):
             """Once the boxes of the tile before have been read."""
-            boxes, barrier, _, lane, below, first, _ = own
+            boxes, barrier, _, lane, below, first, _, _ = own
             image, row, column, _ = tile
             if lane == 0:
                 boxes_read()
@@ -116,26 +118,27 @@ def _put_taken(put: Any, taken: Any) -> Any:
     """`put` of sums of integers, as the epilogue takes them."""
 
     @inline
-    def put_sums(sums, at, c, e):
-        put(taken(sums), at, c, e)
+    def put_sums(sums, at, read, c, e):
+        put(taken(sums), at, read, c, e)
 
     return put_sums
 
 
 def _put_columns(put_16: Any, columns: int, result: int) -> Any:
-    """The device function (values, at, c, e): `put_rows` of all columns of a box, 16 at a time, with `at` of the first ones."""
+    """The device function (values, at, read, c, e): `put_16` of all columns of a box, with `at` of the first ones."""
 
     def put(first: int) -> Any:
         rest = put(first + 16) if first + 16 < columns else None
+        put_these = put_16(first)
 
         @inline
-        def last(values, at, c, e):
-            put_16(values, u32(at ^ (result * first)), i32(c + first), e)
+        def last(values, at, read, c, e):
+            put_these(values, u32(at ^ (result * first)), read, i32(c + first), e)
 
         @inline
-        def more(values, at, c, e):
-            put_16(values[:8], u32(at ^ (result * first)), i32(c + first), e)
-            rest(values[8:], at, c, e)
+        def more(values, at, read, c, e):
+            put_these(values[:8], u32(at ^ (result * first)), read, i32(c + first), e)
+            rest(values[8:], at, read, c, e)
 
         return more if first + 16 < columns else last
 
@@ -149,7 +152,7 @@ def _put_box(put: Any, box_bytes: int, place: tuple[int, int], block: int, added
 
     @inline
     def step(acc, where, turn, e):
-        boxes, at, lane, c, tile = where
+        boxes, at, lane, c, read, tile = where
         image, row, column, first, rows = tile
         if i32(row + below) < rows:
             if not added:
@@ -157,7 +160,7 @@ def _put_box(put: Any, box_bytes: int, place: tuple[int, int], block: int, added
                     box_read()
                 cuda.syncwarp()
             box = u32(boxes + (block if added else turn) * box_bytes)
-            put(acc, u32(box + at), c, e[maps:])
+            put(acc, u32(box + at), read, c, e[maps:])
             hw.fence_copies()
             cuda.syncwarp()
             if lane == 0:
@@ -202,7 +205,7 @@ class ImageLanes(Results):
         put_all = _each([_store_block(_store_channels(store, columns // 8), place) for place in places])
 
         @inline
-        def own(thread, first):
+        def own(thread, first, e):
             _, warp, lane, _ = thread
             return i32((warp & 3) * 2), i32(lane >> 2), i32(first + (lane & 3) * 2)
 
@@ -278,7 +281,7 @@ class ImageSums(Results):
         lines, low = GROUP // across, across.bit_length() - 1
 
         @inline
-        def own(thread, first):
+        def own(thread, first, e):
             base, warp, lane, tid = thread
             group = i32(warp >> 2)
             first_part = u32(base + at_results + group * each)

@@ -62,6 +62,7 @@ class Operand:
     boxes      of so many bytes, one after the other along K
     k_major    whether neighbours along K are neighbours in memory; else those along the extent are, which comes in boxes of
                `BLOCK` of them by ROW bytes' worth of K
+    paired     whether, of each 16 of the extent, numbers 2r and 2r + 1 lie in rows r and r + 8: as wgmma's rows, a lane has both
     """
 
     extent: int
@@ -70,6 +71,7 @@ class Operand:
     row_bytes: int
     boxes: int
     k_major: bool
+    paired: bool = False
 
     @property
     def size(self) -> int:

@@ -39,7 +39,11 @@ def boxes(operand: Operand) -> Any:
         for i in range(blocks):
             hw.copy_box(u32(target[1] + i * across), map_, target[0], i32(first + BLOCK * i), k, batch)
 
-    return copy_rows if operand.k_major else copy_blocks
+    @inline
+    def copy_pairs(map_, target, k, first, batch):
+        hw.copy_box4(target[1], map_, target[0], k, i32(0), i32(0), i32(first >> 4))
+
+    return copy_pairs if operand.paired else copy_rows if operand.k_major else copy_blocks
 
 
 def _dense(b: Operand) -> Any:

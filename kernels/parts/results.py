@@ -210,7 +210,7 @@ class Boxes(Results):
 
         def put_box(number: int) -> Any:
             """The box of these columns, and its way to memory."""
-            spans_of_box = _all_of([put_span(number * spans + i) for i in range(spans)])
+            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
 
             @inline
             def put(acc, own, at, where, lane, turn, e):
@@ -272,11 +272,11 @@ class Boxes(Results):
             self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
 
 
-def _all_of(steps: Sequence[Any]) -> Any:
+def all_of(steps: Sequence[Any]) -> Any:
     """The device function that calls all of these of (acc, at, c, e), without a loop."""
     if len(steps) == 1:
         return steps[0]
-    first, rest = steps[0], _all_of(steps[1:])
+    first, rest = steps[0], all_of(steps[1:])
 
     @inline
     def every(acc, at, c, e):
@@ -349,6 +349,66 @@ def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, 
     return *_put_bytes(compute, staging.result * columns, added, params), extra
 
 
+def kept_rows_of_boxes(staging: Staging, columns: int, blocks: int, params: Params) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+    """The same for a kernel that stays with its columns: place(lane); keep(c, e), what is read for them if results are bytes, of
+    which reading takes a large part; and for 16 columns from `first` on, put(values, at, read, c, e). With sums of several blocks
+    a lane has no registers left to keep it in."""
+    place, put_16, extra = rows_of_boxes(staging, columns, params)
+
+    @inline
+    def nothing(c, e):
+        return ()
+
+    def plain(first: int) -> Any:
+        @inline
+        def put(values, at, read, c, e):
+            put_16(values, at, c, e)
+
+        return put
+
+    if staging.result == RESULT or blocks > 1:
+        return place, nothing, plain, extra
+    kept, results, extra = epilogue.build_kept(params)
+    put_four, load_four = _fours_of_bytes(staging.result * columns, staging.landed is not None, params)
+    return place, _kept_by_eights(kept, columns // 8), _put_kept(results, put_four, load_four), extra
+
+
+def _kept_by_eights(kept: Any, count: int, first: int = 0) -> Any:
+    """The device function (c, e) → what is kept for a lane's channels of each so many times 8."""
+    rest = _kept_by_eights(kept, count - 1, first + 8) if count > 1 else None
+
+    @inline
+    def last(c, e):
+        return (kept(i32(c + first), e),)
+
+    @inline
+    def more(c, e):
+        return (kept(i32(c + first), e), *rest(c, e))
+
+    return more if count > 1 else last
+
+
+def _put_kept(results: Any, put_four: Any, load_four: Any) -> Any:
+    """Of the first of 16 columns, `put` of `kept_rows_of_boxes` for bytes; load_four: of what is added, if anything is."""
+
+    def of(first: int) -> Any:
+        one, other = first // 8, first // 8 + 1
+
+        @inline
+        def put_plain(values, at, read, c, e):
+            put_four(at, results(values[:4], read[one], c, e) + results(values[4:8], read[other], i32(c + 8), e))
+
+        @inline
+        def put_added(values, at, read, c, e):
+            there = load_four(at)
+            a = results(values[:4], there[:4], read[one], c, e)
+            put_four(at, a + results(values[4:8], there[4:], read[other], i32(c + 8), e))
+
+        return put_added if load_four else put_plain
+
+    return of
+
+
 def kind_of(params: Params) -> str:
     """PTX's type of results of 16 bits in a box."""
     return KINDS[epilogue.Form.decoded(params).y.dtype]
@@ -383,12 +443,27 @@ def _place_of_halves(lane):
 def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """What `_place_of_halves` and `put_rows` are for results of a byte, in a box's rows of `line` bytes: a lane's address is that
     of its two neighbours in the first 8 rows and columns, from which it stores four times two."""
-    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
-    load = epilogue.load_added(params, 2, "shared") if added else None
+    put, load = _fours_of_bytes(line, added, params)
 
     @inline
     def place(lane):
         return i32(lane >> 2), 0, (lane & 3) * 2
+
+    @inline
+    def put_plain(values, at, c, e):
+        put(at, compute(values[:8], c, e))
+
+    @inline
+    def put_added(values, at, c, e):
+        put(at, compute(values[:8], load(at), c, e))
+
+    return place, put_added if added else put_plain
+
+
+def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
+    """The device functions (at, values) that stores a lane's eight results, and at → what is there, if something is added."""
+    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
+    load = epilogue.load_added(params, 2, "shared") if added else None
 
     @inline
     def put(at, v):
@@ -398,15 +473,10 @@ def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[An
         store(u32(at + below + 8), v[6], v[7])
 
     @inline
-    def put_plain(values, at, c, e):
-        put(at, compute(values[:8], c, e))
+    def there(at):
+        return load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
 
-    @inline
-    def put_added(values, at, c, e):
-        there = load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
-        put(at, compute(values[:8], there, c, e))
-
-    return place, put_added if added else put_plain
+    return put, there if added else None
 
 
 def drain_boxes() -> Any:
@@ -426,19 +496,25 @@ def drain_boxes() -> Any:
 
 class Turned(Results):
     """For a product whose rows are the tile's columns: a warpgroup turns and rounds its 64 columns of all rows into one box, of
-    which a warp has 32 bytes in every row; or into boxes of a piece of the rows each, which take places in turn.
+    which a warp has 16 numbers in every row; or into boxes of a piece of the rows each, which take places in turn. Results are
+    halves, of which a lane has columns c and c + 8, or bytes, of which it has neighbours: `Operand.paired`.
 
     shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
-    `turn` is the parity of its barrier's phase, where something is added.
+    `turn` says which of a place's parts is next, as that of `Boxes` does where something is added.
     """
 
     def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
-        added = staging.landed is not None
+        added, several = staging.landed is not None, staging.tiles > 1
         maps = 1 + added
-        kept, put_span, extra = _put_turned(span, added, params)
+        line = staging.result * 64
+        turning, place = (
+            (_put_turned, _place_of_halves_turned) if staging.result == RESULT else (_put_turned_bytes, _place_of_pairs)
+        )
+        kept, put_span, extra = turning(span, added, params)
         super().__init__(params, maps, extra)
-        (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
-        take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
+        (bm, bn), box_bytes = shape, staging.each // staging.tiles
+        take, boxes_read, box_read = taking(bm, span, staging.sums, params), hw.boxes_read(0), hw.boxes_read(staging.tiles - 1)
+        part_of, barrier_of, phase, after = _turns(staging)
         assert piece == bm or not added, "what is added comes in one box"
 
         @inline
@@ -451,22 +527,23 @@ class Turned(Results):
             number, _, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * bn)
             group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
-            own = u32(base + at_results + group * each)
-            at = u32(own + ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16))
+            own = part_of(base, group, turn)
+            inside, of_lane = place(warp, lane)
+            at = u32(own + inside)
             if added:
-                hw.barrier_wait(u32(base + landed + group * 8), turn)
+                hw.barrier_wait(barrier_of(base, group, turn), phase(turn))
             else:
                 if leads:
-                    boxes_read()
+                    box_read()
                 hw.sync_group(i32(group + 1))
-            c = i32(n + warp * 16 + (lane >> 2))
+            c = i32(n + warp * 16 + of_lane)
             for part in range(bm // span):
-                put_span(take(acc, i32(part)), read, u32(at + part * (span * 128)), c, e[maps:])
+                put_span(take(acc, i32(part)), read, u32(at + part * (span * line)), c, e[maps:])
             hw.fence_copies()
             hw.sync_group(i32(group + 1))
             if leads:
                 hw.store_box(e[0], own, i32(n + group * 64), m, number)
-            return i32(turn ^ 1)
+            return after(turn)
 
         @inline
         def ask(thread, tile, turn, e):
@@ -476,13 +553,13 @@ class Turned(Results):
             group = i32(warp >> 2)
             if (warp & 3) == 0 and lane == 0:
                 boxes_read()
-                barrier = u32(base + landed + group * 8)
-                hw.barrier_expect(barrier, each)
-                hw.copy_box(u32(base + at_results + group * each), e[1], barrier, i32(n + group * 64), m, number)
+                barrier = barrier_of(base, group, turn)
+                hw.barrier_expect(barrier, box_bytes)
+                hw.copy_box(part_of(base, group, turn), e[1], barrier, i32(n + group * 64), m, number)
 
         self.keep, self.finish, self.drain = keep, finish, drain_boxes()
         if added:
-            self.init, self.ask = landing(bn // 64, landed), ask
+            self.init, self.ask, self.early = landing(bn // 64 * staging.tiles, staging.landed or 0), ask, several
         if piece < bm:
             self.finish = _finish_in_pieces(shape, span, piece, staging, (put_span, take))
 
@@ -518,6 +595,92 @@ def _finish_in_pieces(shape: tuple[int, int], span: int, piece: int, staging: St
         return i32(turn ^ 1)
 
     return finish
+
+
+@inline
+def _place_of_halves_turned(warp, lane):
+    """Where in a box a lane's address for stmatrix is, and which of its warp's columns is the lane's first one."""
+    return ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16), lane >> 2
+
+
+@inline
+def _place_of_pairs(warp, lane):
+    """The same of bytes, of which a warp has 16 in every row."""
+    return lane * 64 + (((warp & 3) ^ ((lane >> 1) & 3)) * 16), (lane >> 2) * 2
+
+
+def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
+    """As `_put_turned`, for bytes: a lane's channels are neighbours, c and c + 1."""
+    kept, results, extra = epilogue.build_kept(params)
+    floats = epilogue.floats_added(params, 4) if added else None
+
+    @inline
+    def keep(c, e):
+        first = i32(c + (c & 15))  # columns of 16 are asked for by row, of which there are 8
+        return kept(first, e), kept(i32(first + 1), e)
+
+    @inline
+    def both_plain(values, word, read, c, e):
+        """8 rows of both channels."""
+        return results(values[:2], read[0], c, e) + results(values[2:4], read[1], i32(c + 1), e)
+
+    @inline
+    def both_added(values, word, read, c, e):
+        there = floats(word)
+        first, second = (there[0], there[2]), (there[1], there[3])
+        return results(values[:2], first, read[0], c, e) + results(values[2:4], second, read[1], i32(c + 1), e)
+
+    both = both_added if added else both_plain
+
+    def several(count: int) -> Any:
+        """The device function (values, words, read, c, e) → the results of so many times 8 rows."""
+        if count == 1:
+
+            @inline
+            def one(values, words, read, c, e):
+                return both(values[:4], words[0], read, c, e)
+
+            return one
+        rest = several(count - 1)
+
+        @inline
+        def more(values, words, read, c, e):
+            return both(values[:4], words[0], read, c, e) + rest(values[4:], words[1:], read, c, e)
+
+        return more
+
+    def put(rows: int) -> Any:
+        count = next(n for n in (4, 2, 1) if 8 * n <= rows)
+        compute, store = several(count), hw.store_byte_matrices(count)
+        load, words = hw.read_turned_matrices(count), (types.uint32(0),) * count
+        four, further = 4 * count, 8 * count * 64
+
+        @inline
+        def stored_there(at):
+            return load(at)
+
+        @inline
+        def nothing(at):
+            return words
+
+        there = stored_there if added else nothing
+
+        @inline
+        def put_first(values, read, at, c, e):
+            store(at, *compute(values[:four], there(at), read, c, e))
+
+        if rows == 8 * count:
+            return put_first
+        rest = put(rows - 8 * count)
+
+        @inline
+        def put_more(values, read, at, c, e):
+            put_first(values, read, at, c, e)
+            rest(values[four:], read, u32(at + further), c, e)
+
+        return put_more
+
+    return keep, put(span), extra
 
 
 def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:

@@ -135,6 +135,12 @@ copy_box4 = instruction(
 )  # fmt: skip
 """The same of a box of four dimensions."""
 
+copy_box5 = instruction(
+    "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6, $7}], [$2];",
+    void, u32, u64, u32, i32, i32, i32, i32, i32,
+)  # fmt: skip
+"""The same of a box of five dimensions."""
+
 copy_bytes = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $3, [$2];", void, u32, u64, u32, i32
 )
@@ -417,6 +423,30 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
     rounded = " ".join(f"cvt.rn.{kind}x2.f32 {word}, ${2 * i + 2}, ${2 * i + 1};" for i, word in enumerate(words))
     stored = f"stmatrix.sync.aligned.m8n8.x{count}{'.trans' if turned else ''}.shared.b16 [$0], {{{', '.join(words)}}};"
     return instruction(f"{{ .reg .b32 {', '.join(words)}; {rounded} {stored} }}", void, u32, *(f32,) * (2 * count))
+
+
+@cache
+def store_byte_matrices(count: int) -> Any:
+    """The device function (address, four int64 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of the
+    pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones; only the lowest
+    bytes of the numbers count. Addresses are those of `store_matrices`."""
+    words, body = "abcd"[:count], []
+    for i, word in enumerate(words):
+        numbers = [f"n{i}_{k}" for k in range(4)]
+        body.append(f".reg .b32 {', '.join(numbers)}, l{i}, h{i};")
+        body += [f"cvt.u32.u64 {n}, ${4 * i + k + 1};" for k, n in enumerate(numbers)]
+        body += [f"prmt.b32 l{i}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{i}, {numbers[1]}, {numbers[3]}, 0x3340;"]
+        body.append(f"prmt.b32 {word}, l{i}, h{i}, 0x5410;")
+    stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
+    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(types.int64,) * (4 * count))
+
+
+@cache
+def read_turned_matrices(count: int) -> Any:
+    """The device function address → the lane's words of `count` matrices as `store_byte_matrices` wrote them."""
+    words = ", ".join(f"${i}" for i in range(count))
+    text = f"ldmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 {{{words}}}, [${count}];"
+    return instruction(text, (u32,) * count, u32)
 
 
 @cache

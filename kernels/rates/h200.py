@@ -24,6 +24,7 @@ from tccompile.kernels.rates.rate import (
     NormSplit,
     NormTeam,
     Order,
+    PairSm90,
     Pointwise,
     Pool,
     Rate,
@@ -49,6 +50,7 @@ GEMM_BYTES = "48 times of 1×1 convolutions of MobileNet at batch 32 on an H200"
 UNKNOWN = "not recorded"
 ATTENTION_MMA = "fitted to 30 times on an H200"
 ATTENTION_SM90 = "fitted to 50 times in halves, and 10 in E4M3, on an H200"
+PAIR_SM90 = "fitted to times of ResNet-50's layers at batches 32 and 128 on an H200"
 NORM_SPLIT = "fitted to times of 25 to 140 µs on an H200"
 
 H200 = Rates(
@@ -60,6 +62,7 @@ H200 = Rates(
         copying=Rate(1.33, "cycles", CONV_HALO, "2026-11-23"),
         beyond=Rate(3.6, "cycles", CONV_HALO, "2026-11-23"),
         storing=Rate(12, "cycles", CONV_HALO, "2026-11-23"),
+        storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
@@ -202,6 +205,8 @@ H200 = Rates(
         box_swapped_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
+        byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
+        byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
         split_us=Rate(0.48, "µs", GEMM_SM90, "2026-11-25"),
         split_sums_us=Rate(0.36, "µs", GEMM_SM90, "2026-11-25"),
         split_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
@@ -222,8 +227,16 @@ H200 = Rates(
         rough=Rate(1.1, "of the time", "by count of instructions", "2026-11-26"),
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
+        teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
+    ),
+    pair_sm90=PairSm90(
+        start_us=Rate(3, "µs", PAIR_SM90, "2026-11-26"),
+        weights=Rate(43000, "bytes/µs", PAIR_SM90, "2026-11-26"),
+        alone_us=Rate(1.8, "µs", PAIR_SM90, "2026-11-26"),
+        bytes_us=Rate(0.7, "µs", PAIR_SM90, "2026-11-26"),
+        halves_us=Rate(0.45, "µs", PAIR_SM90, "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),

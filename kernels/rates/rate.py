@@ -51,6 +51,8 @@ class ConvHalo:
     """More for a pixel of a box that reaches beyond the channels."""
     storing: Rate
     """Threads' time to store 64 pixels of an output channel, and for each tensor that is read by pixel."""
+    storing_bytes: Rate
+    """What boxes of as many bytes take beyond what others multiply meanwhile."""
     shuffling: Rate
     """The same where the results lie apart."""
     weights: Rate
@@ -329,6 +331,10 @@ class GemmSm90:
     """To store as many bytes in boxes."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
+    byte_swapped_us: Rate
+    """As `byte_us`, with swapped operands."""
+    byte_swapped_load_us: Rate
+    """As `byte_load_us`, with swapped operands."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate
@@ -369,6 +375,8 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    teams: Rate
+    """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
     """Slots of instructions that erf of a result takes."""
     coarse_gelu: Rate
@@ -664,6 +672,22 @@ class Order:
 
 
 @dataclass(frozen=True)
+class PairSm90:
+    """What `pair_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """From the launch before to the first results."""
+    weights: Rate
+    """Weights that come to each multiprocessor."""
+    alone_us: Rate
+    """A warpgroup's time for 64 rows by 128 bytes of results, where it has a multiprocessor alone."""
+    bytes_us: Rate
+    """A multiprocessor's for as much, of bytes, whose instructions it issues."""
+    halves_us: Rate
+    """The same of halves."""
+
+
+@dataclass(frozen=True)
 class Rates:
     """All that was measured of one GPU: what several cost models ask, and by their kernels, what one does."""
 
@@ -698,6 +722,7 @@ class Rates:
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    pair_sm90: PairSm90
     attention: Attention
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90

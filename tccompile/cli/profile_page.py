@@ -41,8 +41,14 @@ def summary_text(profile: Profile) -> str:
         return f"{len(profile.steps)} steps, {total:.1f} µs in NumPy: the CPU engine is for checking, not for speed"
     return (
         f"{len(profile.steps)} steps, one after the other {total:.1f} µs; an inference takes "
-        f"{profile.us:.1f} µs; {_roof(profile)}"
+        f"{profile.us:.1f} µs{_loops(profile)}; {_roof(profile)}"
     )
+
+
+def _loops(profile: Profile) -> str:
+    """What the steps' sum leaves out."""
+    inside = [s.times for s in profile.steps if s.times > 1]
+    return f", in which {len(inside)} of them run up to {max(inside)} times, as parts of loops" if inside else ""
 
 
 def _roof(profile: Profile) -> str:

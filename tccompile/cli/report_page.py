@@ -14,6 +14,7 @@ from itertools import accumulate
 from tccompile.arch import ARCHS
 from tccompile.cli.profile_page import KEY, MARGIN, MOVES, STYLE, WIDTH, colour, kernel, table, ticks, timeline
 from tccompile.cli.report import Json, explain, size_text
+from tccompile.ir.loops import times as times_of
 from tccompile.ir.program import Program, lifetimes
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Entry, Section
@@ -99,14 +100,13 @@ def _expected(plan: Plan, program: Program, section: Section, times: Sequence[St
     arch = ARCHS.get(section.arch)
     roof = Roof(arch.tensor_tflops, arch.fp32_tflops, arch.gbps) if arch is not None else None
     steps = []
-    for step, time in zip(section.steps, times, strict=True):
+    for step, time, often in zip(section.steps, times, times_of(program), strict=True):
         op = program.ops[step.op]
         flops, moved = program.products(op), traffic(op, program)
         least = max(flops / roof.flops(step.tensor_cores) * 1e-6, moved / roof.memory * 1e-3) if roof and step.launches else None
-        shape, name = program.tensors[op.y].shape, type(op).__name__
-        steps.append(
-            StepProfile(op.nodes, name, shape, step.kernel, dict(step.config), step.tensor_cores, time.us, flops, moved, least)
-        )
+        shape, name, config = program.tensors[op.y].shape, type(op).__name__, dict(step.config)
+        cores, us = step.tensor_cores, time.us
+        steps.append(StepProfile(op.nodes, name, shape, step.kernel, config, cores, us, flops, moved, least, often))
     whole = max((t.begin + t.us for t in times), default=0.0)
     return Profile(plan.name, section.arch, arch is None, 0, whole, tuple(steps), roof)
 

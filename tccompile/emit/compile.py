@@ -17,7 +17,7 @@ from tccompile.arch import Arch, Feature
 from tccompile.emit import cache, numba, ptxas, toolchain
 from tccompile.emit.job import CodegenError, Job, Resources, SpillError
 from tccompile.emit.ptx import ptx_text
-from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels import family
 from tccompile.kernels.spec import Code, Function
 from tccompile.plan.format import Image
 from tccompile.schedule import digest
@@ -77,7 +77,7 @@ def _build(code: Code, arch: Arch, kind: str) -> tuple[Image, Resources]:
     try:
         text, cubin, used = _compiled(code, arch)
     except Exception as error:
-        if (theirs := kernel_named(code.kernel).blamed(code, arch, error)) is not None:
+        if (theirs := family(code.kernel).blamed(code, arch, error)) is not None:
             raise theirs from error
         params = ", ".join(f"{k}={v!r}" for k, v in code.params)
         message = f"kernel {code.kernel}({params}) does not compile for {arch.name}: {error}"
@@ -104,7 +104,7 @@ def _key(code: Code, arch: Arch, kind: str) -> str:
     """A name for what comes out: it depends on the sources of the kernel's module and all that it imports, and on this
     file's and those of this room that it compiles with."""
     compiler = digest.sources_of(__name__, within=__package__)
-    sources = digest.sources_of(type(kernel_named(code.kernel)).__module__)
+    sources = digest.sources_of(type(family(code.kernel)).__module__)
     return digest.key(code.kernel, code.params, repr(arch), kind, toolchain.versions(), sources, compiler)
 
 
@@ -151,7 +151,7 @@ def _lowered(code: Code, arch: Arch) -> _Lowered:
     found = next((m for m in made if m.suits(arch)), None)
     if found is None:
         known = _Known(arch)
-        function = kernel_named(code.kernel).build(cast(Arch, known), **dict(code.params))
+        function = family(code.kernel).build(cast(Arch, known), **dict(code.params))
         found = _Lowered(function, numba.library(function, arch), known.figures, known.features, arch.target)
         made.append(found)
     return found

@@ -149,7 +149,7 @@ def section(build: Build, images: Mapping[Job, Image], index: Mapping[Image, int
         )
         config, cores, after = dict(choice.config), choice.kernel.tensor_cores, placement.after[number]
         own = placement.scratch[number], placement.own_counters[number]
-        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own))
+        steps.append(Step(number, choice.kernel.name, config, cores, choice.reason, launches, after, *own, choice.work.within))
     return Section(build.arch, tuple(steps), placement.offsets, placement.arena, placement.counters)
 
 

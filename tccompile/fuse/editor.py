@@ -88,15 +88,14 @@ def without_dead_code(program: Program) -> Program:
     needed = set(program.outputs)
     kept: list[Op] = []
     for op in reversed(program.ops):
-        y = program.tensors[op.y]
-        if op.y in needed or y.storage in needed:
+        if any(name in needed or program.tensors[name].storage in needed for name in op.results):
             kept.append(op)
             for name in op.inputs:
                 needed |= {name, program.tensors[name].storage}
     ops = tuple(reversed(kept))
     named = {*program.inputs, *program.outputs}
     for op in ops:
-        named |= {op.y, *op.inputs}
+        named |= {*op.results, *op.inputs}
     forms = {n: forms for n, forms in program.forms.items() if n in named}
     named |= {name for found in forms.values() for form in found for name in form.tensors}
     named |= {program.tensors[n].storage for n in named}

@@ -93,10 +93,10 @@ def _in_order(e: Editor, op: Scatter, atom: Element, axis: int, along: int, thro
     given = _rows(e, atom, along)
     if given is None:
         return None
-    numbers = {k: _numbers(e, y, k) for k in dict.fromkeys((n, m))}
+    places, updates = _numbers(e, y, "places", n), _numbers(e, y, "updates", m)
     rows = tensor("rows", (m,), given)
-    there = tensor("there", (m,), Epilogue(load(0, DType.I64), (View(numbers[n], (element(rows, [coord(0)], n),)),)))
-    views = tuple(View(name, (coord(a),)) for name, a in ((there, 1), (numbers[n], 0), (numbers[m], 1)))
+    there = tensor("there", (m,), Epilogue(load(0, DType.I64), (View(places, (element(rows, [coord(0)], n), constant(0))),)))
+    views = (View(there, (coord(1),)), View(places, (coord(0), constant(0))), View(updates, (coord(1), constant(0))))
     same = call("equal", load(0, DType.I64), load(1, DType.I64))
     pairs = tensor("pairs", (n, m), Epilogue(call("where", same, load(2, DType.I64), const(-1, DType.I64)), views))
     last = dense(f"{y.name}.last", (n, 1), DType.I64)
@@ -113,10 +113,10 @@ def _in_order(e: Editor, op: Scatter, atom: Element, axis: int, along: int, thro
     return out
 
 
-def _numbers(e: Editor, y: Tensor, count: int) -> str:
-    """The constant 0, 1, … below `count`."""
-    made = dense(f"{y.name}.below{count}", (count,), DType.I64)
-    e.add_constant(made, Literal(np.arange(count)))
+def _numbers(e: Editor, y: Tensor, what: str, count: int) -> str:
+    """The constant 0, 1, … below `count`: a column, so that a shorter one is a part of a longer one."""
+    made = dense(f"{y.name}.all_{what}", (count, 1), DType.I64, pad=1)
+    e.add_constant(made, Literal(np.arange(count)[:, None]))
     return made.name
 
 

@@ -32,9 +32,10 @@ def store_twice(program: Program) -> Program:
 def _may_store(e: Editor, norm: Norm, copy: Pointwise) -> bool:
     """Whether the norm, of rows that are neighbours in memory, may store what the copy makes of its result."""
     y, z = e.tensors[norm.y], e.tensors[copy.y]
-    alike = (y.shape, y.padded, y.strides) == (z.shape, z.padded, z.strides) and y.base is z.base is None
+    if (y.shape, y.padded, y.strides) != (z.shape, z.padded, z.strides):
+        return False
     types = y.dtype is DType.F16 and z.dtype in (DType.I8, DType.U8, DType.E4M3, DType.E5M2)
     straight = canonical_view(copy.views[0], z.shape) == canonical_view(identity_view(y.name, y.rank), z.shape)
     rows = norm.axes == (y.rank - 1,) and y.inner == y.rank - 1 and norm.epilogue.shuffle == 1
-    inside = z.name not in e.program.outputs
-    return norm.also is None and alike and types and straight and rows and inside
+    own = y.base is z.base is None and z.name not in e.program.outputs
+    return norm.also is None and types and straight and rows and own

@@ -95,11 +95,12 @@ class Access(NamedTuple):
 
 
 def accesses(
-    program: Program, offsets: Mapping[str, int], scratch: Sequence[Span], counters: Sequence[Span]
+    program: Program, offsets: Mapping[str, int], scratch: Sequence[Span], counters: Sequence[Span], within: Sequence[int]
 ) -> list[list[Access]]:
     """What each step touches. What nobody writes while steps run, inputs and constants, is left out.
 
     scratch, counters  where each step's own are
+    within             for each step the other one whose launches compute it too, and touch what it does; or -1
     """
     elsewhere = {*program.inputs, *program.constants}
     known: dict[str, tuple[str, Extent, Extent, str, Block | None, bool] | None] = {}
@@ -112,7 +113,7 @@ def accesses(
         base = program.tensors[tensor.storage]
         return f"io {owner}" if owner else space, low, low + tensor.nbytes, base.name, block_of(tensor, base), tensor is base
 
-    out = []
+    out: list[list[Access]] = []
     for step, op in enumerate(program.ops):
         own: list[Access] = []
         for name, writes in (*((name, False) for name in op.inputs), *((name, True) for name in op.results)):
@@ -124,6 +125,9 @@ def accesses(
             if size:
                 own.append(Access(step, True, space, start, start + size, "", None, True))
         out.append(own)
+    for step, other in enumerate(within):
+        if other >= 0:
+            out[other] += [access._replace(step=other) for access in out[step]]
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -119,16 +119,21 @@ def earlier(program: Program) -> list[int]:
     return out
 
 
-def lifetimes(program: Program) -> dict[str, tuple[int, int]]:
+def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[int, int]]:
     """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up; what the
-    body of a loop reads of outside is in use to the body's end."""
+    body of a loop reads of outside is in use to the body's end.
+
+    within  for each op, if given, the other one with which it is computed, or -1
+    """
     elsewhere = {*program.inputs, *program.outputs, *program.constants}
     out: dict[str, tuple[int, int]] = {}
     for i, op in enumerate(program.ops):
         for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
             if owner not in elsewhere:
-                out[owner] = out.get(owner, (i, i))[0], i
+                other = within[i] if within and within[i] >= 0 else i
+                first, last = out.get(owner, (i, i))
+                out[owner] = min(first, other), max(last, i, other)
     return kept(out, program)
 
 

@@ -136,6 +136,8 @@ def pack_constant(tensor: Tensor, values: np.ndarray) -> memoryview:
 
     Raises ValueError if they have another shape.
     """
+    if not values.size and not tensor.span:
+        return memoryview(b"")
     if values.shape != tensor.shape:
         raise ValueError(f"{tensor.name}: values of shape {values.shape} for a tensor of {tensor.shape}")
     full = tensor.padded == tensor.shape and tensor.span == values.size

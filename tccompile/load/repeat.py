@@ -27,7 +27,7 @@ from tccompile.load.valid import title
 
 BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
-LONG, LONG_COUNTED = 8192, 2048
+LONG, LONG_COUNTED = 8192, 512
 """Nodes that a loop may become, and one whose number of iterations the data decide, which may be fewer: of more, it stays one if
 it can. An iteration of a while node takes 4 µs longer than the same steps in a row."""
 
@@ -47,6 +47,10 @@ class Folding(Protocol):
     def same(self, name: str, as_name: str) -> None: ...
     def set_constant(self, name: str, weight: Weight) -> None: ...
     def type_of(self, name: str, node: onnx.NodeProto) -> Type: ...
+
+
+INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
 
 
 @dataclass
@@ -75,12 +79,12 @@ class Repeated:
 
     @cached_property
     def carried(self) -> list[str]:
-        return [f"{self.prefix}/carried_{k}" for k in range(len(self.initial))]
+        return [f"{self.prefix}#carried_{k}" for k in range(len(self.initial))]
 
     @property
     def turn(self) -> str:
         """The name of the iteration's number."""
-        return f"{self.prefix}/turn"
+        return f"{self.prefix}#turn"
 
 
 class Repeater:
@@ -99,7 +103,7 @@ class Repeater:
         Raises UnsupportedError if an iteration differs from another one.
         """
         f, loop, mark = self.folder, self.loop, len(self.folder.kept)
-        flags = [f"{loop.prefix}/going", f"{loop.prefix}/more"]
+        flags = [f"{loop.prefix}#going", f"{loop.prefix}#more"]
         self.s.node = self.node
         for name, of in zip(loop.carried, loop.initial, strict=True):
             self._plain(of)
@@ -152,7 +156,7 @@ class Repeater:
         f, s, bound = self.folder, self.s, self.loop.bound
         self._plain(name)
         kind = f.type_of(name, self.node)
-        buffer = f"{self.loop.prefix}/rows_{k}"
+        buffer = f"{self.loop.prefix}#rows_{k}"
         f.types[buffer] = Type(kind.elem, (bound, *kind.shape))
         place = s.constant(np.arange(bound).reshape(bound, *[1] * len(kind.shape)))
         here = s.add("Equal", [place, self.loop.turn])
@@ -175,7 +179,7 @@ class Repeater:
         kept = self.folder.kept
         varying, before, body = {*begin}, kept[:mark], list[onnx.NodeProto]()
         for node in kept[mark:]:
-            if varying.isdisjoint(node.input):
+            if varying.isdisjoint(node.input) and node.op_type not in INDEXED:  # nothing is read if no iteration takes place
                 before.append(node)
             else:
                 body.append(node)
@@ -198,7 +202,7 @@ class Repeater:
         if not name or name in varying or name in f.constants or name in self.outside.values():
             return name
         if name not in self.outside:
-            self.outside[name] = to = f"{self.loop.prefix}/outer_{len(self.outside)}"
+            self.outside[name] = to = f"{self.loop.prefix}#outer_{len(self.outside)}"
             f.types[to] = f.type_of(name, self.node)
         return self.outside[name]
 
@@ -228,7 +232,7 @@ class Repeater:
     def _left(self, name: str, y: str = "") -> str:
         """What the last iteration has left."""
         y = y or f"{name}/last"
-        self.folder.kept.append(self._carry("leave", [f"{name}/left", f"{self.loop.prefix}/going/left"], y))
+        self.folder.kept.append(self._carry("leave", [f"{name}/left", f"{self.loop.prefix}#going/left"], y))
         return y
 
 

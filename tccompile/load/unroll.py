@@ -24,15 +24,13 @@ from tccompile.load import repeat, sizes
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
-from tccompile.load.repeat import LONG, LONG_COUNTED, Repeated, Repeater, tried
+from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
+from tccompile.load.rows import appended, as_rows
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
-
-INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-"""Operators whose second input says where in the first: on the CPU, outside of it is an error."""
 
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
@@ -216,11 +214,37 @@ class Unroller:
         if most:
             self.check_one(node, most, "number of iterations", onnx.TensorProto.INT64)
         iterations = int(weight.values.item()) if weight is not None else None
+        if iterations != 0 and self.collects(node):
+            return
         running = Running(
             node, carried, condition, iterations, parts, [0] * len(parts), most=most if weight is None else "", bound=bound
         )
         if not self.stays(running):
             self.folder.instead(self.wait_for(running, self.iterate))
+
+    def collects(self, node: onnx.NodeProto) -> bool:
+        """Takes what a loop only puts rows behind, beginning with none, as rows that iterations give: True if there was some."""
+        f, body = self.folder, _graph(node, "body")
+        carried = [f.resolved(x) for x in node.input[2:]]
+        tensors = [k for k, x in enumerate(carried) if x and x not in f.sequences and x not in f.absent]
+        empty = [k for k in tensors if f.type_of(carried[k], node).shape[:1] == (0,)]
+        found = {k: rows for k in empty if (rows := appended(body, k)) is not None}
+        if not found:
+            return False
+        results = [f"{y}#rows" if y else "" for y in (node.output[k] for k in found)]
+        f.instead(as_rows(node, body, found, results), self.wait_for(Running(node, []), self.join, "#rows"))
+        return True
+
+    def join(self, running: Running) -> None:
+        """The rows that iterations gave, one behind the other."""
+        f, s, node = self.folder, self.folder.sizes, running.node
+        s.node = node
+        for y in node.output:
+            rows = f.resolved(f"{y}#rows")
+            if y and (rows in f.types or rows in f.constants):
+                shape = s.shape(rows)
+                to = [s.constant([1])] if shape[1] == 1 else [s.constant([-1, *shape[2:]])]
+                f.visit(onnx.helper.make_node("Squeeze" if shape[1] == 1 else "Reshape", [rows, *to], [y], node.name or y))
 
     def stays(self, running: Running) -> bool:
         """Keeps a loop of many nodes one, if each iteration does the same: True if that was so."""
@@ -243,8 +267,8 @@ class Unroller:
             self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
-            f.set_constant(f"{loop.prefix}/true", literal("", True))
-            inputs = [loop.turn, f"{loop.prefix}/true", *loop.carried]
+            f.set_constant(f"{loop.prefix}#true", literal("", True))
+            inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
             names = dict(zip((v.name for v in body.input), inputs, strict=True))
             self.repeating = True
             Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
@@ -483,9 +507,9 @@ class Unroller:
                 )
         return nodes, [names.get(v.name, v.name) for v in graph.output]
 
-    def wait_for(self, running: Running, then: Callable[[Running], None]) -> onnx.NodeProto:
-        """A node that goes on with it when all nodes before have been folded."""
-        name = _prefix(running.node)
+    def wait_for(self, running: Running, then: Callable[[Running], None], what: str = "") -> onnx.NodeProto:
+        """A node that goes on with it, or does `what` there is beside that, when all nodes before have been folded."""
+        name = f"{_prefix(running.node)}{what}"
         self.running[name] = then, running
         return onnx.helper.make_node("Continue", [], [], name, domain=OWN)
 

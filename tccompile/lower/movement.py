@@ -33,6 +33,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.lines import scatter_rows
+from tccompile.lower.positions import position
 
 # --- Views -----------------------------------------------------------------------------------------------------------
 
@@ -276,8 +277,7 @@ def reverse_sequence(node: gs.Node, b: Builder) -> None:
     shape = (x.shape[batch], x.shape[time])
     reads = Reads(b, shape)
     length = reads.view(View(lengths.name, (coord(0),)))
-    steps = b.literal(f"{t.name}.steps", np.arange(shape[1], dtype=np.int64))
-    step = reads.view(View(steps.name, (coord(1),)))
+    step = position(reads, t.name, coord(1), shape[1])
     turned = call("where", call("less", step, length), call("sub", call("sub", length, step), 1), step)
     where = b.compute(b.new(f"{t.name}.where", shape, DType.I32), turned, reads)
     here = [coord(a) for a in range(x.rank)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.expr import Expr, Range, View, call, cast, const, constant, coord, element
@@ -13,6 +12,7 @@ from tccompile.ir.extent import Shape
 from tccompile.ir.types import DType
 from tccompile.lower import narrow
 from tccompile.lower.builder import Builder, Reads, dtype_of, shape_of
+from tccompile.lower.positions import position
 from tccompile.rewrites.float8 import float8_of
 
 Attribute = tuple[str, float]
@@ -243,9 +243,8 @@ def one_hot(node: gs.Node, b: Builder) -> None:
     index = reads.view(View(indices.name, tuple(coord(a) for a in range(len(shape)) if a != axis)))
     index = cast(index, DType.I64)
     index = call("where", call("less", index, 0), call("add", index, depth[0]), index)
-    numbers = b.literal(f"{t.name}.numbers", np.arange(depth[0], dtype=np.int64))
     off, on = (reads.view(View(values.name, (constant(i),))) for i in range(2))
-    here = call("equal", index, reads.view(View(numbers.name, (coord(axis),))))
+    here = call("equal", index, position(reads, t.name, coord(axis), depth[0]))
     b.compute(b.result(t), call("where", here, on, off), reads)
 
 

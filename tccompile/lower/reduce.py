@@ -27,6 +27,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.pool import power, root
+from tccompile.lower.positions import position
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def hardmax(node: gs.Node, b: Builder) -> None:
     axis = b.axis(b.attr("axis", -1), x.rank)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     place = _place(node, b, x, axis, b.new(f"{t.name}.place", shape, DType.I32, x.order), True, False)
-    numbers = b.literal(f"{t.name}.all", np.arange(x.shape[axis], dtype=np.int32))
     reads = Reads(b, x.shape)
-    here = call("equal", reads.view(View(numbers.name, (coord(axis),))), reads.view(broadcast_view(place.name, shape, x.shape)))
+    number = position(reads, t.name, coord(axis), x.shape[axis])
+    here = call("equal", number, reads.view(broadcast_view(place.name, shape, x.shape)))
     b.compute(b.result(t, x.order), cast(here, DType.F32), reads)
 
 
@@ -152,10 +153,9 @@ def _place(node: gs.Node, b: Builder, x: Tensor, axis: int, y: Tensor, largest: 
     combined, worst = ("max", -math.inf) if largest else ("min", math.inf)
     extreme = Reduction(combined, (lambda v: call("where", call("is_nan", v), const(worst), v)) if floats else (lambda v: v))
     best = combine(b, x, b.new(f"{name}.best", shape, b.dtype(node.inputs[0]), x.order), (axis,), extreme)
-    numbers = b.literal(f"{name}.numbers", np.arange(n, dtype=np.int32))
     reads = Reads(b, x.shape)
     value, wanted = reads.view(identity_view(x.name, x.rank)), reads.view(broadcast_view(best.name, shape, x.shape))
-    number = reads.view(View(numbers.name, (coord(axis),)))
+    number = position(reads, name, coord(axis), n)
     place = call("where", call("equal", value, wanted), number, const(0 if last else n - 1, DType.I64))
     places = b.compute(b.new(f"{name}.places", x.shape, DType.I32, x.order), place, reads)
     chosen = Reduction("max" if last else "min")

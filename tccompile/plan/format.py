@@ -112,6 +112,7 @@ class Step:
     kernel        the kernel's name; config, its parameters
     tensor_cores  whether it uses them; `reason` says why this kernel, or why no Tensor Cores
     scratch       where in the arena its workspace begins, and its bytes; counters, the same of its counters
+    within        of a step without launches, the other one whose launches compute it too; else -1
     """
 
     op: int
@@ -123,6 +124,7 @@ class Step:
     after: tuple[int, ...]
     scratch: Span = NOWHERE
     counters: Span = NOWHERE
+    within: int = -1
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,20 @@ class Section:
     offsets: Mapping[str, int]
     arena: int
     counters: int
+
+    @property
+    def within(self) -> list[int]:
+        """For each step the other one whose launches compute it too, or -1."""
+        return [step.within for step in self.steps]
+
+    @property
+    def together(self) -> dict[int, list[int]]:
+        """Of steps whose launches compute several ops, these, in the program's order."""
+        found: dict[int, list[int]] = {}
+        for step in self.steps:
+            if step.within >= 0:
+                found.setdefault(step.within, [step.within]).append(step.op)
+        return {step: sorted(ops) for step, ops in found.items()}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from tccompile.errors import PlanError
 from tccompile.ir.extent import Extent, Open, greatest, least
 from tccompile.ir.types import DType
+from tccompile.sizes import Size
 
 LIMIT = 1 << 62
 """What formulas compute is smaller than this, and not smaller than its negative."""
@@ -179,6 +181,66 @@ def _names(cls: type) -> tuple[str, ...]:
     if cls not in _fields:
         _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
     return _fields[cls]
+
+
+def integers(numbers: Sequence[Any]) -> np.ndarray:
+    """What `computed` gives of numbers; quotients, which are for launches' floats alone, are 0 in it."""
+    return np.array([n if type(n) is int else 0 for n in numbers], np.int64)
+
+
+class Span(NamedTuple):
+    """What a formula is at all sizes of a family: no less and no more than these, and a multiple of that."""
+
+    low: int
+    high: int
+    multiple: int
+
+
+ANY = Span(-LIMIT, LIMIT, 1)
+
+
+def spans(formulas: Sequence[Formula], sizes: Sequence[Size]) -> list[Span]:
+    """The span of each formula, or a wider one; of a quotient, with which nothing is computed, none."""
+    out: list[Span] = []
+    for op, a, b in formulas:
+        if op == "int":
+            out.append(Span(a, a, abs(a)))
+        elif op == "size":
+            size = sizes[a]
+            out.append(Span(size.low, size.all[-1], gcd(size.low, size.step if len(size.all) > 1 else 0)))
+        elif op == "/":
+            out.append(Span(0, 0, 0))
+        else:
+            span = _span(op, out[a], out[b])
+            out.append(span if span.low > -LIMIT and span.high < LIMIT else ANY)
+    return out
+
+
+def _span(op: str, a: Span, b: Span) -> Span:
+    either = gcd(a.multiple, b.multiple)
+    match op:
+        case "+":
+            return Span(a.low + b.low, a.high + b.high, either)
+        case "-":
+            return Span(a.low - b.high, a.high - b.low, either)
+        case "*":
+            products = [x * y for x in a[:2] for y in b[:2]]
+            return Span(min(products), max(products), a.multiple * b.multiple)
+        case "//" if b.low > 0:
+            quotients = [x // y for x in a[:2] for y in b[:2]]
+            exact = b.low == b.high and a.multiple % b.low == 0
+            return Span(min(quotients), max(quotients), a.multiple // b.low if exact else 1)
+        case "%" if b.low > 0:
+            return Span(0, b.high - 1, either)
+        case "min":
+            return Span(min(a.low, b.low), min(a.high, b.high), either)
+        case "max":
+            return Span(max(a.low, b.low), max(a.high, b.high), either)
+        case "bits" if a.low >= 0:
+            return Span(a.low.bit_length(), a.high.bit_length(), 1)
+        case "<<" if a.low >= 0 and 0 <= b.low <= b.high <= SHIFTS:
+            return Span(a.low << b.low, a.high << b.high, a.multiple << b.low)
+    return ANY
 
 
 # --- From open extents -------------------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 Reading a plan holds a family's entries for the least and for the greatest sizes to all rules (`check_plan`). What is between them
 differs by numbers only, so it is enough that these keep what runs inside memory: tensors are no larger than at the greatest
 sizes, where everything has its place, and what launches are told is what a GPU takes.
+
+Most of that follows from what numbers can be at all sizes (`formulas.spans`), and is looked at once. What lies in something whose
+own extent depends on sizes is looked at for each member.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from tccompile.errors import PlanError
 from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Family, Int, Map
-from tccompile.plan.formulas import Slot, computed
+from tccompile.plan.formulas import Slot, Span, computed, integers, spans
 from tccompile.plan.rules import GRID
 
 WIDE = float(1 << 62)
@@ -59,14 +62,34 @@ class Bounds:
         self._end = np.array([ends.get(a.space, 0) for a, _ in addresses], np.int64)
         self._values = np.array(self._constants, np.int64)
         self._most = np.full(len(tensors), SIZE, np.int64)
-        values = self._all(computed(family.formulas, [size.all[-1] for size in family.sizes]))
+        values = self._all(integers(computed(family.formulas, [size.all[-1] for size in family.sizes])))
         self._most, self._most_space, self._most_shared = self._bytes(values), values[self._spaces], values[self._shared]
-        lowest = self._all(computed(family.formulas, [size.low for size in family.sizes]))
+        lowest = self._all(integers(computed(family.formulas, [size.low for size in family.sizes])))
         self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
+        self._left = self._unproven(spans(family.formulas, family.sizes))
 
-    def check(self, numbers: Sequence[Any]) -> None:
-        """Raises PlanError for the member whose numbers these are, as `computed` gives them, if it breaks a rule."""
+    def check(self, numbers: np.ndarray) -> None:
+        """Raises PlanError for the member whose numbers these are, as `integers` gives them, if it breaks a rule."""
         values = self._all(numbers)
+        if self._left is None:
+            self._check_all(values)
+            return
+        ints, views, owned, tensors = self._left
+        if ints.size:
+            told = values[ints]
+            require((told >= -(1 << 31)).all() and (told < 1 << 32).all(), "a number in more than 32 bits")
+        if not tensors.size:
+            return
+        sizes = np.zeros(len(self._names), np.int64)
+        sizes[tensors] = self._sizes(values, tensors)
+        ends = (values[self._offsets[views]] * self._bits[views]) // 8 + sizes[views]
+        if (over := ends > sizes[self._bases[views]]).any():
+            raise PlanError(f"tensor {self._names[int(views[np.argmax(over)])]!r} ends behind what it lies in")
+        span = self._span(values)[self._of_map[owned]] if len(self._map_sizes) else 0
+        span = np.where(self._of_map[owned] < 0, 0, span)
+        require((values[self._begin[owned]] + span <= sizes[self._owner[owned]]).all(), "an address outside of what there is")
+
+    def _check_all(self, values: np.ndarray) -> None:
         sizes = self._bytes(values)
         if (over := sizes > self._most).any():
             raise PlanError(f"tensor {self._names[int(np.argmax(over))]!r} has more bytes than at the greatest sizes")
@@ -83,11 +106,52 @@ class Bounds:
         require(fits and not (strides % 16).any(), "a tensor map that the hardware does not have")
         wide = ((extents[:, 1:] - 1.0) * strides).sum(1)
         require((wide < SIZE).all(), "a tensor map of more than there is")
-        spans = extents[:, 0] * self._map_sizes + ((extents[:, 1:] - 1) * strides).sum(1)
         begin = values[self._begin]
         end = np.where(self._owner < 0, self._end, sizes[self._owner])
-        span = np.where(self._of_map < 0, 0, spans[self._of_map]) if len(spans) else 0
+        span = np.where(self._of_map < 0, 0, self._span(values)[self._of_map]) if len(self._map_sizes) else 0
         require((begin >= 0).all() and (begin + span <= end).all(), "an address outside of what there is")
+
+    def _unproven(self, found: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+        """What does not hold at all sizes by what numbers can be: launches' integers, tensors that lie in others, addresses in
+        tensors, each by number, and the tensors that are concerned. None if more than that does not."""
+        low, high, multiple = (
+            np.array([*column, *(abs(n) if i == 2 else n for n in self._constants)], np.int64)
+            for i, column in enumerate(zip(*found, strict=True))
+        )
+        padded, strides, alone = high[self._padded], high[self._strides], self._bases == np.arange(len(self._bases))
+        extents, steps = high[self._map_extents], high[self._map_strides]
+        positive = all(
+            (low[table] >= 0).all() for table in (self._padded, self._strides, self._offsets, self._spaces, self._shared)
+        )
+        if not (
+            positive
+            and ((padded + 1.0) * (strides + 1.0)).sum(1).max(initial=0.0) < SIZE
+            and high[self._offsets].max(initial=0) < SIZE
+            and not high[self._offsets][alone].any()
+            and (high[self._spaces] <= self._most_space).all()
+            and (high[self._shared] <= self._most_shared).all()
+            and (low[self._grids] >= 1).all()
+            and (high[self._grids] <= GRID).all()
+            and (low[self._map_extents] >= 1).all()
+            and (extents < 1 << 32).all()
+            and (low[self._map_strides] > 0).all()
+            and not (multiple[self._map_strides] % 16).any()
+            and (((extents[:, 1:] - 1.0) * steps).sum(1) < SIZE).all()
+            and (low[self._begin] >= 0).all()
+            and (high[self._begin] < SIZE).all()
+        ):
+            return None
+        every = np.arange(len(self._names))
+        sizes, least = self._sizes(high, every), self._sizes(low, every)
+        span = np.where(self._of_map < 0, 0, self._span(high)[self._of_map]) if len(self._map_sizes) else 0
+        ends = high[self._begin] + span
+        if (sizes > self._most).any() or (ends > self._end)[self._owner < 0].any():
+            return None
+        views = np.flatnonzero((high[self._offsets] * self._bits) // 8 + sizes > least[self._bases])
+        views = views[~alone[views]]
+        owned = np.flatnonzero((self._owner >= 0) & (ends > least[self._owner]))
+        ints = self._ints[(low[self._ints] < -(1 << 31)) | (high[self._ints] >= 1 << 32)]
+        return ints, views, owned, np.unique([*views, *self._bases[views], *self._owner[owned]]).astype(np.int64)
 
     def _table(self, rows: Iterable[Sequence[Any]], columns: int = 0) -> np.ndarray:
         """Where the numbers of rows are among all values: those of formulas, then constants."""
@@ -98,9 +162,9 @@ class Bounds:
         self._constants.append(value)
         return self._formulas + len(self._constants) - 1
 
-    def _all(self, numbers: Sequence[Any]) -> np.ndarray:
-        """The values of formulas, where quotients, which are for launches' floats, do not count, and the constants."""
-        return np.concatenate([np.array([n if type(n) is int else 0 for n in numbers], np.int64), self._values])
+    def _all(self, numbers: np.ndarray) -> np.ndarray:
+        """The values of formulas, and the constants."""
+        return np.concatenate([numbers, self._values])
 
     def _bytes(self, values: np.ndarray) -> np.ndarray:
         """The bytes of each tensor; PlanError for one that is none, or that ends behind what it lies in."""
@@ -108,12 +172,24 @@ class Bounds:
         require((padded >= 0).all() and (strides >= 0).all() and (offsets >= 0).all(), "a negative extent")
         require(((padded + 1.0) * (strides + 1.0)).sum(1).max(initial=0.0) < SIZE, "a tensor of more than there is")
         require(offsets.max(initial=0) < SIZE, "a tensor that begins behind what there is")
-        spans = np.where((padded == 0).any(1), 0, 1 + ((padded - 1) * strides).sum(1))
-        sizes = (spans * self._bits + 7) // 8
+        sizes = self._sizes(values, np.arange(len(self._names)))
         ends = (offsets * self._bits) // 8 + sizes
         if (over := ends > sizes[self._bases]).any():
             raise PlanError(f"tensor {self._names[int(np.argmax(over))]!r} ends behind what it lies in")
         return sizes
+
+    def _sizes(self, values: np.ndarray, tensors: np.ndarray) -> np.ndarray:
+        """The bytes of these tensors, from their first element to their last one."""
+        padded = values[self._padded[tensors]]
+        ends = np.where((padded == 0).any(1), 0, 1 + ((padded - 1) * values[self._strides[tensors]]).sum(1))
+        sizes: np.ndarray = (ends * self._bits[tensors] + 7) // 8
+        return sizes
+
+    def _span(self, values: np.ndarray) -> np.ndarray:
+        """The bytes that each tensor map reaches over."""
+        extents = values[self._map_extents]
+        reach: np.ndarray = extents[:, 0] * self._map_sizes + ((extents[:, 1:] - 1) * values[self._map_strides]).sum(1)
+        return reach
 
 
 def io_of(family: Family) -> dict[str, Tensor]:

@@ -240,6 +240,7 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
     for i, step in enumerate(section.steps):
         with naming(f"step {i}"):
             require(all(0 <= a < i for a in step.after), f"runs after {step.after}")
+            _check_within(section, program, i)
             for what, (start, size), most in (
                 ("scratch", step.scratch, section.arena),
                 ("counters", step.counters, section.counters),
@@ -254,11 +255,25 @@ def _check_section(section: Section, program: Program, images: Sequence[Image], 
         _check_launches(section, program, images)
 
 
+def _check_within(section: Section, program: Program, number: int) -> None:
+    """A step that another one's launches compute has none. Where that is a later one, nothing else reads the result: it may not
+    be written."""
+    step = section.steps[number]
+    if step.within == -1:
+        return
+    there = 0 <= step.within < len(section.steps) and section.steps[step.within].launches
+    require(there and not step.launches, f"is computed within step {step.within}, which has no launches, or by its own")
+    if step.within > number:
+        storage = program.tensors[program.ops[number].y].storage
+        read = [i for i, op in enumerate(program.ops) if any(program.tensors[name].storage == storage for name in op.inputs)]
+        require(read == [step.within] and storage not in program.outputs, f"step {step.within} is not all that reads its result")
+
+
 def _check_lifetimes(section: Section, program: Program) -> None:
     """What is in use at the same time shares no bytes."""
     begin: list[list[tuple[int, Extent, str]]] = [[] for _ in section.steps]
     end: list[list[int]] = [[] for _ in section.steps]
-    for name, (first, last) in lifetimes(program).items():
+    for name, (first, last) in lifetimes(program, section.within).items():
         if size := program.tensors[name].nbytes:
             begin[first].append((section.offsets[name], size, repr(name)))
             end[last].append(section.offsets[name])
@@ -285,7 +300,8 @@ def _check_lifetimes(section: Section, program: Program) -> None:
 
 def _check_edges(section: Section, program: Program, budget: Budget) -> None:
     """Steps that touch the same bytes, one of them writing, come after each other: see `memory`."""
-    own = accesses(program, section.offsets, [s.scratch for s in section.steps], [s.counters for s in section.steps])
+    spans = [s.scratch for s in section.steps], [s.counters for s in section.steps]
+    own = accesses(program, section.offsets, *spans, section.within)
     cooperative = [any(launch.cooperative for launch in step.launches) for step in section.steps]
     reach: list[int] = []  # for each step, all that it comes after, as bits
     for i, (step, needed) in enumerate(zip(section.steps, ordered(own, cooperative, budget), strict=True)):
@@ -336,9 +352,12 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
     """
     kinds: set[str] = set()
     unwritten: dict[str, tuple[str, ...]] = {}  # and what they are made of
+    together = section.together
     for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
         y = program.tensors[op.y]
         with naming(f"step {i} ({_called(op)})"):
+            if step.within >= 0:
+                continue
             if not step.launches:
                 if y.size:
                     require(op.also is None, f"no launch writes its result {op.results[-1]!r}")
@@ -346,17 +365,23 @@ def _check_launches(section: Section, program: Program, images: Sequence[Image])
                     unwritten[y.storage] = op.inputs if y.base is None else ()
                 continue
             read = [n for name in op.inputs for n in unwritten.get(program.tensors[name].storage, (name,))]
+            others = [k for k in together.get(i, ()) if k != i]
+            read += [name for k in others for name in program.ops[k].inputs]
+            results = [name for k in (i, *(k for k in others if k > i)) for name in program.ops[k].results]
+            forms = [form for k in (i, *others) for form in program.forms_of(program.ops[k])]
             places = _Places()
-            for name in (*read, *(part for form in program.forms_of(op) for part in form.tensors), *op.results):
+            made = [program.ops[k].y for k in others if k < i]  # and need not be written
+            for name in (*read, *(part for form in forms for part in form.tensors), *results, *made):
                 if program.tensors[name].storage not in unwritten:
                     places.add(*_place(program, section, name))
             places.add("arena", "", *step.scratch)
             places.add("counters", "", *step.counters)
             addresses = [a for launch in step.launches for a in _check_launch(launch, section, images, kinds, places)]
-            for name in op.results:
+            for name in results:
                 own = _Places()
                 own.add(*_place(program, section, name))
-                require(not y.size or any(own.hold(a, 0) for a in addresses), f"no launch writes its result {name!r}")
+                written = not program.tensors[name].size or any(own.hold(a, 0) for a in addresses)
+                require(written, f"no launch writes its result {name!r}")
     require(len(kinds) <= 1, "code of both kinds")
 
 

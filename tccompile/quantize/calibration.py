@@ -23,7 +23,7 @@ from tccompile.quantize.known import ALL, FLOAT8_ALL, FLOAT8_OPERANDS, FLOATS, F
 from tccompile.quantize.products import products
 from tccompile.quantize.smooth import smoothed
 
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _check(c: Calibration) -> None:
     for name, f in (*known.smooth.items(), *chosen.smooth.items()):
         positive = np.float32(f.min(initial=1.0)) > 0 and np.isfinite(f.astype(np.float32)).all()
         _require(bool(positive), f"{name!r} is not divided by positive numbers")
-    tried = (x for pair in known.tried for x in pair)
+    tried = (x for t in known.tried for x in (t.int8, t.fp8, t.off))
     own = [] if chosen.off.own is None else [chosen.off.own]
     times = (x for pair in chosen.times.values() for x in pair)
     _numbers("errors and times", (chosen.off.largest, chosen.off.expected, *own, *times, c.purpose.bound, *tried))

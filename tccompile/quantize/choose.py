@@ -31,9 +31,12 @@ from tccompile.quantize.known import (
     Known,
     Measure,
     Off,
+    Tried,
+    estimated,
     made,
     measurements,
     predicted,
+    predicted_by_format,
     stored,
 )
 from tccompile.quantize.smooth import smoothed
@@ -57,7 +60,7 @@ GUESSES = 2
 """How often the number of activations in bytes is guessed by estimates and what was measured; after that it is halved between one
 that is within the bound and one that is not."""
 
-FINE = 16
+FINE = 64
 """How close these get, as a share of all activations that are worth it."""
 
 SPARE = 0.95
@@ -143,7 +146,7 @@ class Entries:
 
 def choose(
     known: Known, graphs: Sequence[gs.Graph], bound: float, times: Times, measure: Measure | None
-) -> tuple[Chosen, tuple[tuple[float, float], ...]]:
+) -> tuple[Chosen, tuple[Tried, ...]]:
     """What is worth it in bytes, such that no output is off by more than the bound; and what was tried for it (`Known.tried`).
 
     graphs   the model's at all shapes that it is built for, rewritten; known, of products that are in all of them
@@ -153,17 +156,17 @@ def choose(
     floats = entries.steps()
     in_floats = sum(time for _, time in floats)
     relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
-    allowed = bound / min((off / said for said, off in known.tried if said > 0 and off > 0), default=1.0)  # by estimates
+    allowed = bound / min((t.off / t.said for t in known.tried if t.said > 0 and t.off > 0), default=1.0)  # by estimates
     least = (1 - LESS) * in_floats / allowed**2 if relative else 0.0
     found = _faster(known, entries, floats, least)
-    activations, tried = [*(t.activation for t in found), *known.added], dict[tuple[float, float], None]()
+    activations, tried = [*(t.activation for t in found), *known.added], dict[Tried, None]()
 
     def off(choice: Mapping[str, int]) -> Off:
         if measure is None or not any(choice.values()):
-            said = _estimated(known, activations, choice)
+            said = estimated(known.tried, *predicted_by_format(activations, choice))
             return Off(said, said)
         measured = measure.of(*stored(activations, choice))
-        tried[predicted(activations, choice), measured.expected] = None
+        tried[Tried(*predicted_by_format(activations, choice), measured.expected)] = None
         return measured
 
     def error(choice: Mapping[str, int]) -> float:
@@ -194,11 +197,6 @@ def choose(
         {arch: (before, after[arch]) for arch, before in entries.floats.items()},
     )
     return chosen, measurements([*tried])
-
-
-def _estimated(known: Known, activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
-    """What outputs are off by, if estimates are as far off as the farthest of what was tried."""
-    return predicted(activations, choice) * max((off / said for said, off in known.tried if said > 0), default=1.0)
 
 
 def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:

@@ -6,6 +6,7 @@ they are multiplied to. Such errors add up as squares.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -78,6 +79,19 @@ class Activation:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """How far estimates have the outputs off by what is in integers, and in floats of 8 bits; and how far they were."""
+
+    int8: float
+    fp8: float
+    off: float
+
+    @property
+    def said(self) -> float:
+        return math.hypot(self.int8, self.fp8)
+
+
+@dataclass(frozen=True)
 class Known:
     """What runs of a network have shown.
 
@@ -86,7 +100,7 @@ class Known:
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
     long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
-    tried   what was run in bytes: how far estimates have the outputs off, and how far they were
+    tried   what was run in bytes
     """
 
     alone: tuple[Activation, ...]
@@ -96,7 +110,7 @@ class Known:
     floats: Mapping[str, str]
     long: Mapping[str, str]
     no_float8: Mapping[str, str]
-    tried: tuple[tuple[float, float], ...]
+    tried: tuple[Tried, ...]
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
         """The part of it that all these graphs have, in these formats, without the products that are to be in fp32, by names or
@@ -189,12 +203,12 @@ def find(
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
     known = Known(tuple(alone), others, sums, smooth, floats | refused, long, no_float8, ())
     measure = Measure(graph, runs, sources, metric)
-    tried = []
+    tried = list[Tried]()
     for name in formats:
         some = known.within([graph], (), (name,)).alone
         whole = {a.name: max(a.ways) for a in some}
         if any(whole.values()):
-            tried.append((predicted(some, whole), measure.of(*stored(some, whole)).expected))
+            tried.append(Tried(*predicted_by_format(some, whole), measure.of(*stored(some, whole)).expected))
     return replace(known, tried=measurements(tried)), measure
 
 
@@ -271,7 +285,31 @@ def stored(activations: Sequence[Activation], choice: Mapping[str, int]) -> tupl
 
 def predicted(activations: Sequence[Activation], choice: Mapping[str, int]) -> float:
     """How far the outputs are off by estimates."""
-    return float(np.sqrt(sum(a.squares[choice.get(a.name, FLOATS)] for a in activations)))
+    return math.hypot(*predicted_by_format(activations, choice))
+
+
+def predicted_by_format(activations: Sequence[Activation], choice: Mapping[str, int]) -> tuple[float, float]:
+    """The same, by what is in integers and by what is in floats of 8 bits."""
+    ways = {a.name: choice.get(a.name, FLOATS) for a in activations}
+    int8, fp8 = (sum(a.squares[ways[a.name]] for a in activations if ways[a.name] in FORMATS[f]) for f in ("int8", "fp8"))
+    return math.sqrt(int8), math.sqrt(fp8)
+
+
+def estimated(tried: Sequence[Tried], int8: float, fp8: float) -> float:
+    """What outputs are off by that estimates have off by so much: each format's are taken to be as far off as the farthest of it
+    that was tried, and of both together as the farthest of these."""
+
+    def farthest(some: Sequence[Tried]) -> float | None:
+        return max((t.off / t.said for t in some if t.said > 0), default=None)
+
+    every = farthest(tried) or 1.0
+    of_int8, of_fp8 = farthest([t for t in tried if not t.fp8]) or every, farthest([t for t in tried if not t.int8]) or every
+
+    def together(a: float, b: float) -> float:
+        return math.hypot(of_int8 * a, of_fp8 * b)
+
+    mixed = max((t.off / together(t.int8, t.fp8) for t in tried if t.int8 and t.fp8), default=1.0) if int8 and fp8 else 1.0
+    return together(int8, fp8) * max(mixed, 1.0)
 
 
 def _channels(found: Sequence[Layer | Attended]) -> dict[str, int]:
@@ -320,7 +358,7 @@ def _sum(observed: Observed, name: str) -> Activation:
     values = observed.values[name]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.all(), float8), values.means, shared=True, tied=True)
+        one = Tensor(grid_of(values.likely(), float8), values.means, shared=True, tied=True)
         how += [{}, {name: one}]
         squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
     return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
@@ -330,7 +368,7 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.all(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
+        one = Tensor(grid_of(values.likely(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
         rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
         by_weights = sum((g * weight_error(rows, float8)) ** 2 for g, rows in rounded)
@@ -350,7 +388,7 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
     how, moved = dict[str, Tensor](), (_gain(observed, one.node.outputs[0].name) * WEIGHTS_OFF) ** 2
     for name in one.reads:
         values = observed.values[name]
-        how[name] = Tensor(grid_of(values.all(), float8=True), values.means, shared=False)
+        how[name] = Tensor(grid_of(values.likely(), float8=True), values.means, shared=False)
         moved += (_gain(observed, name) * _rounding(values, how[name].grid)) ** 2
     ways = [how if way == FLOAT8_OPERANDS else {} for way in WAYS]
     squares = tuple(moved if way == FLOAT8_OPERANDS else 0.0 for way in WAYS)
@@ -360,7 +398,7 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
 def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    sample = np.concatenate([v.all() for v in seen])
+    sample = np.concatenate([v.likely() for v in seen])
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
         grid = grid_of(sample, way == FLOAT8_OPERANDS, any(layer.depthwise for layer in own))
@@ -382,9 +420,9 @@ def _rounding(values: Values, grid: Grid) -> float:
     return max((relative_error(rounded(x, grid), x) for x in values.sample if x.any()), default=grid.error)
 
 
-def measurements(tried: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+def measurements(tried: Sequence[Tried]) -> tuple[Tried, ...]:
     """Estimates and what was measured, where outputs were finite."""
-    return tuple((said, off) for said, off in tried if np.isfinite(off))
+    return tuple(t for t in tried if np.isfinite(t.off))
 
 
 def _gain(observed: Observed, name: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 
@@ -18,6 +18,9 @@ from tccompile.precision.sensitivity import Sensitivity
 SAMPLE = 1 << 17
 """Elements of a tensor that are looked at one by one, spread over all runs; the least and the greatest are sought among all."""
 
+FAR, MOST = 2.5, 2.0
+"""How many standard deviations beyond the mean new inputs are looked for, and how many times the largest seen, at most."""
+
 WATCHED = 2
 """Runs in which what moves the outputs is measured, which takes as long again, and by which channels are smoothed."""
 
@@ -29,11 +32,13 @@ class Values:
 
     channels  the axis that channels go along
     each      how many elements of a run are sampled
+    largest   the greatest magnitude of each run
     """
 
     channels: int
     each: int
     sample: list[np.ndarray] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
     low: float = np.inf
     high: float = -np.inf
     sums: np.ndarray | float = 0.0
@@ -45,7 +50,9 @@ class Values:
         """See one run's values, which are finite."""
         flat = values.ravel()
         self.sample.append(flat[:: flat.size // self.each | 1].astype(np.float32))  # odd: channels are mostly even
-        self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
+        low, high = float(flat.min()), float(flat.max())
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.largest.append(max(high, -low))
         rows = np.moveaxis(values, self.channels, 0).reshape(values.shape[self.channels], -1)
         self.sums = self.sums + rows.sum(1, dtype=np.float64)
         self.squares = self.squares + np.einsum("ck,ck->c", rows, rows)
@@ -65,6 +72,24 @@ class Values:
     def all(self) -> np.ndarray:
         """The sample, with the least and the greatest of all values."""
         return np.concatenate([*self.sample, np.array([self.low, self.high], np.float32)])
+
+    def likely(self) -> np.ndarray:
+        """The same, and the run of the greatest values, as much larger as new inputs may make them: a grid has room for these if
+        runs differ."""
+        more = room(self.largest)
+        if more == 1.0:
+            return self.all()
+        most = self.sample[int(np.argmax(self.largest))]
+        return np.concatenate([self.all(), more * most, more * np.array([self.low, self.high], np.float32)])
+
+
+def room(largest: Sequence[float]) -> float:
+    """How many times the largest of some runs' greatest magnitudes new inputs' may be, if their logarithms are normal numbers."""
+    logs = np.log([x for x in largest if x > 0])
+    if len(logs) < 2:
+        return 1.0
+    beyond = logs.mean() + FAR * logs.std(ddof=1) - logs.max()
+    return float(np.exp(np.clip(beyond, 0.0, np.log(MOST))))
 
 
 @dataclass(frozen=True)

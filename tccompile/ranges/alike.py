@@ -66,9 +66,23 @@ def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> lis
     program_of  gives what makes programs in a part, alike in what they decide by sizes
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
-    todo, done = [(part, Decisions()) for part in without_ones(box)], list[Pattern]()
+    made: list[Decisions] = []
+    try:
+        return _parts_of(box, program_of, made, everywhere=False)
+    except UnsupportedError:
+        if not any(decided.differs and not decided.everywhere for decided in made):
+            raise
+    return _parts_of(box, program_of, made, everywhere=True)
+
+
+def _parts_of(
+    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], made: list[Decisions], everywhere: bool
+) -> list[Pattern]:
+    """The parts, whose decisions are added to those `made`; `everywhere`: what is possible at some sizes only is done nowhere."""
+    todo, done = [(part, Decisions(everywhere=everywhere)) for part in without_ones(box)], list[Pattern]()
     while todo:
         part, decided = todo.pop(0)
+        made.append(decided)
         program_at = _settled(partial(program_of, part, decided))
         try:
             done.append(_settled(partial(pattern, part, program_at)))
@@ -86,7 +100,7 @@ def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> lis
                     f"the model does not do the same at all sizes of the range ({told}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
-            todo[:0] = [(half, Decisions()) for half in parts]
+            todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
     return done
 
 
@@ -108,7 +122,7 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
     for number, size in enumerate(last):
         one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
         try:
-            if len(size.all) > 1:
+            if len(size.all) > ALONE:
                 _settled(partial(pattern, one, program_at))
         except UndecidedError:
             return True
@@ -168,7 +182,7 @@ def _other(
         try:
             differ(made, own, ())
         except UndecidedError as why:
-            if is_generic(point, found.box, fixed):
+            if is_generic(point, found.box, fixed) or not _same_shapes(made, own):
                 return point, why
     return None
 
@@ -188,6 +202,13 @@ def with_forms(found: Pattern, offer: Callable[[Program], Program]) -> Pattern:
         forms={**tree.forms, **forms},
     )
     return replace(found, tree=whole)
+
+
+def _same_shapes(a: Program, b: Program) -> bool:
+    """Whether outputs have the same shapes, and so have all other tensors of one name that have as many axes."""
+    both = [(a.tensors[name].shape, b.tensors[name].shape) for name in a.tensors.keys() & b.tensors.keys()]
+    named = all(a.tensors[x].shape == b.tensors[y].shape for x, y in zip(a.outputs, b.outputs, strict=True))
+    return named and all(one == other for one, other in both if len(one) == len(other))
 
 
 def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:
@@ -238,7 +259,7 @@ def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | No
     if cls is int:
         if all(tree == last for tree in trees):
             return last
-        if (found := formula(tuple(trees))) is None:
+        if path[:1] == ("constants",) or (found := formula(tuple(trees))) is None:  # a plan holds values, not how to make them
             raise _unlike(path, ", ".join(map(str, trees[:6])))
         return found
     parts = [_parts(tree) for tree in trees]
@@ -303,6 +324,8 @@ def _of_parts(like: Any, parts: dict[Any, Any]) -> Any:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
+        if not a.size and not b.size:
+            return a.dtype == b.dtype and a.ndim == b.ndim  # whatever the extents are that the tensor has
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     return bool(a == b) or (a != a and b != b)
 

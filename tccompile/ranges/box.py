@@ -77,12 +77,22 @@ def without_ones(box: Box) -> list[Box]:
 
 def ladder(box: Box) -> list[Point]:
     """Points from the least sizes to the greatest ones, each about twice as far."""
-    rungs = max(1, *(round(math.log2(size.all[-1] / max(size.low, 0.5))) for size in box))
+    rungs = max(1, *(round(doublings(size)) for size in box))
     out = []
     for rung in range(rungs + 1):
-        at = [max(size.low, 0.5) * (size.all[-1] / max(size.low, 0.5)) ** (rung / rungs) for size in box]
+        at = [max(size.low, 0.5) * (max(size.all[-1], 0.5) / max(size.low, 0.5)) ** (rung / rungs) for size in box]
         out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
     return list(dict.fromkeys(out))
+
+
+def spread(box: Box) -> float:
+    """How far a box reaches: how often sizes double in it, in all, and half a time more."""
+    return 0.5 + sum(map(doublings, box))
+
+
+def doublings(size: Size) -> float:
+    """How often the least of a size's values doubles until it is the greatest one."""
+    return math.log2(max(size.all[-1], 0.5) / max(size.low, 0.5))
 
 
 def halves(box: Box) -> tuple[Box, Box] | None:

@@ -216,7 +216,7 @@ def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:
     i, j, e = int(d.argmin()), int(d.argmax()), int(np.gcd.reduce(v - v[0]))
     if e == 0 or len(d) < SURE:
         return None
-    for c in DIVISORS[1:]:
+    for c in sorted(DIVISORS[1:]):  # of fractions that are nearly the same the simplest one
         a = round(int(v[j] - v[i]) * c / (int(d[j] - d[i]) * e))
         if not 1 < a < MOST or gcd(a, c) > 1:
             continue

@@ -137,9 +137,9 @@ class _Found:
 
     def follow(self, name: str, op: str, place: int) -> None:
         """The constant that an operator reads is computed, if it must be and can be."""
-        last = self.seen[-1]
+        last = self.seen[-1]  # at the least sizes there may be another graph, without this constant
         values = [found for seen in self.seen if (found := seen.constants.get(name)) is not None]
-        if name in self.names or len(values) < len(self.seen) or (place in DECIDES.get(op, ()) and op != "Range"):
+        if name in self.names or len(values) < 2 or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
         if maker is None or maker.op_type not in CONVERTERS:

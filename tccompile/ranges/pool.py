@@ -25,11 +25,14 @@ from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 LEFT = 0.025
 """What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share."""
 
-TIMES = 2.5
+TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
 
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
+
+ALIGNED = 8
+"""Elements of which kernels read rows at once, where rows are multiples of that."""
 
 Codes = frozenset[Code]
 
@@ -154,8 +157,11 @@ class Pool:
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
-    """The points by which the codes are chosen."""
-    return list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
+    covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
+    return found if covered else [*found, odd]
 
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:

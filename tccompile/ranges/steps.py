@@ -21,7 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
 from tccompile.ranges.pool import Key, Known, key_of
 from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
 from tccompile.schedule.timings import Timings
@@ -37,8 +37,9 @@ HELD, HELD_IN_ALL = 4, 12
 """Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
 part's own launches, and of those that all parts have."""
 
-FASTER, MOST = 20, 64
-"""How many parts there are at most where others would only be faster, and where launches follow by other rules."""
+FASTER, WIDER, MOST = 20, 32, 64
+"""How many parts there are at most where others would only be faster, of one size and of several, and where launches follow by
+other rules."""
 
 
 class Part(NamedTuple):
@@ -62,7 +63,7 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
 
     todo, done, most = judged([pattern.box]), list[Part](), _most(pattern, known.patterns)
     while todo:
-        todo.sort(key=lambda own: own.loss)  # where one choice costs most is divided first, while there may be more parts
+        todo.sort(key=lambda own: own.loss * spread(own.box))  # divided first is where one choice costs most, at most sizes
         box, shared = (last := todo.pop()).box, last.shared
         divisible = len(todo) + len(done) + 2 <= most
         if divisible and last.loss > LOSS and (cut := halves(box)):
@@ -85,9 +86,10 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
 
 
 def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
-    """FASTER for the pattern of most sizes; others have a share of that."""
+    """FASTER, or WIDER, for the pattern of most sizes; others have a share of that."""
     large = [count(other.box) for other in patterns if count(other.box) > 1]
-    return FASTER if not large or count(pattern.box) >= max(large) else FASTER // len(large)
+    most = WIDER if sum(len(size.all) > 1 for size in pattern.box) > 1 else FASTER
+    return most if not large or count(pattern.box) >= max(large) else WIDER // len(large)
 
 
 class _Shared(NamedTuple):
@@ -159,6 +161,7 @@ class _Range:
 
         Raises UndecidedError where none has.
         """
+        assert isinstance(choice.kernel, Kernel)  # ops of ranges are computed one by one
         try:
             return replace(choice, work=launches.of(number, direct, choice.kernel, choice.config))
         except UndecidedError as why:
@@ -196,14 +199,18 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
 
 
 def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
-    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share."""
+    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share.
+
+    An op for which a point has no candidates takes what it takes at others: there is no better choice.
+    """
     losses = []
     for at_point in ranked:
-        best = sum(own[0].cost for own in at_point if own)
-        taken = 0.0
+        best = taken = 0.0
         for own, common in zip(at_point, shared, strict=True):
             costs = {key_of(c): c.cost for c in own}
-            taken += costs.get(key_of(common[0]), common[0].cost) if common else math.inf
+            cost = costs.get(key_of(common[0]), common[0].cost) if common else math.inf
+            taken += cost
+            best += own[0].cost if own else cost if common else 0.0
         losses.append(taken / best - 1 if best else 0.0)
     return max(losses)
 

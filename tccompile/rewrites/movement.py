@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from tccompile.ir.extent import possible
 from tccompile.rewrites.rule import Editor, Rewrite, ints, itself, operand, producer, rank, shape_constant
 
 MOVES = ("Concat", "Expand", "Max", "Mean", "Min", "Pad", "Reshape", "Slice", "Split", "Sum", "Tile", "Transpose")
@@ -27,14 +28,13 @@ def permutation(node: gs.Node) -> list[int]:
 
 def _vanish(edit: Editor, node: gs.Node) -> str | None:
     x, y = node.inputs[0], node.outputs[0]
-    if list(x.shape) != list(y.shape):
-        return "it changes the shape"
+    stays = list(x.shape) == list(y.shape)
+    if not possible(f"{y.name} left out", stays and not (node.op == "Pad" and any(ints(node.inputs[1]) or (1,)))):
+        return "it moves elements" if stays else "it changes the shape"
     if node.op == "Transpose" and permutation(node) != sorted(permutation(node)):
         return "it moves axes"
     if node.op == "Slice" and any(s < 0 for s in ints(operand(node, 4)) or ((1,) if operand(node, 4) is None else (-1,))):
         return "it may reverse an axis"
-    if node.op == "Pad" and any(ints(node.inputs[1]) or (1,)):
-        return "it moves elements"
     if node.op in ("Concat", "Max", "Mean", "Min", "Sum") and len(node.inputs) > 1:
         return "it has several inputs"
     return None if edit.may_vanish(x, y) else "it stands between an input and an output of the model"

@@ -13,6 +13,8 @@ from functools import cache
 from threading import Lock, local
 from typing import Any
 
+import numpy as np
+
 from tccompile.errors import DeviceError, LaunchError
 
 
@@ -171,7 +173,7 @@ class Memory:
 
 
 class PinnedMemory:
-    """Host memory that the GPU copies from and to without the CPU; `bytes` is a ctypes array over it."""
+    """Host memory that the GPU copies from and to without the CPU; `bytes` is an array over it."""
 
     def __init__(self, device: Device, size: int):
         with device as cu:
@@ -179,7 +181,7 @@ class PinnedMemory:
                 self.address = int(cu.cuMemHostAlloc(max(size, 1), 0))
             except DriverError as error:
                 raise LaunchError(f"cannot allocate {mib(size)} of pinned host memory ({error})") from error
-        self.bytes = (ctypes.c_uint8 * size).from_address(self.address)
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
         self.close = weakref.finalize(self, _freed, device, "cuMemFreeHost", self.address)
         self.close.atexit = False
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tccompile.runtime.profile import Profile
 
 
+RECENT = 8
+"""Sizes of a plan's families for which a session keeps what runs them."""
+
+
 class Engine(Protocol):
     """One entry of a plan, loaded where it runs."""
 

@@ -1,7 +1,8 @@
 """Members of a family on a GPU: what is loaded for its least sizes, told other numbers.
 
 A member is made when its sizes are first seen, between two inferences. So nothing is checked, encoded or made then that is the
-same for all members, and graphs and tables of members that have gone are used again.
+same for all members: as many graphs and tables as a session keeps members are there from the start, and those of members that
+have gone are used again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
-from tccompile.plan.formulas import Slot, computed, filler
+from tccompile.plan.formulas import Slot, computed, filler, integers
 from tccompile.plan.members import Bounds, io_of
 from tccompile.runtime.driver import Handle, Memory
+from tccompile.runtime.engine import RECENT
 from tccompile.runtime.graph import Executable, Numbers, launches
-from tccompile.runtime.loaded import Loaded, copied, table_of
+from tccompile.runtime.loaded import Loaded, copy_maps
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,15 @@ class GpuFamily:
         self._map_places = np.array(loaded.graph.map_places, np.int64)
         self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
         self._patches()
-        self._spares: list[tuple[Handle, Memory | None]] = [(loaded.graph.instantiated(), loaded.table), self._made()]
+        size = loaded.table.size if loaded.table else 0
+        self._tables = Memory(loaded.device, RECENT * size, "tensor maps") if loaded.table else None
+        tables = [0] * (RECENT + 1)  # one more: a session also has a member for the least sizes of all
+        if self._tables and loaded.table:
+            tables = [loaded.table.address, *(self._tables.address + size * i for i in range(RECENT))]
+        self._spares: list[tuple[Handle, int]] = [(loaded.graph.instantiated(), table) for table in tables]
+        with loaded.device as cu:
+            for instance, _ in self._spares:
+                cu.cuGraphUpload(instance.value, loaded.stream.value)
 
     def _patches(self) -> None:
         """Finds which of the launches' numbers are formulas: their places, and the formulas'."""
@@ -80,37 +90,35 @@ class GpuFamily:
     def member(self, sizes: Sequence[int]) -> Member:
         """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
         numbers = computed(self.family.formulas, sizes)
-        self._bounds.check(numbers)
-        instance, table = self._spares.pop() if self._spares else self._made()
+        ints = integers(numbers)
+        self._bounds.check(ints)
+        instance, table = self._spares[-1]
         graph = self.loaded.graph
         values, shapes = graph.numbers.values.copy(), graph.numbers.shapes.copy()
         where, which = self._ints
-        values[where] = [numbers[n] & 0xFFFFFFFF for n in which]
+        values[where] = ints[which] & 0xFFFFFFFF
         where, which, starts = self._places
-        values[where] = [start + numbers[n] for start, n in zip(starts, which, strict=True)]
+        values[where] = starts + ints[which]
         where, which = self._floats
         values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
         where, which = self._shapes
-        shapes.reshape(-1)[where] = [numbers[n] for n in which]
-        if table is not None:
-            copied(table, self.loaded.encode(numbers))
-            values[self._map_places] = table.address + self._map_offsets
+        shapes.reshape(-1)[where] = ints[which]
+        if self._tables:
+            copy_maps(self.loaded.device, table, self.loaded.encode(ints))
+            values[self._map_places] = table + self._map_offsets
         executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
-        give_back = partial(self._spares.append, (instance, table))
+        give_back = partial(self._spares.append, self._spares.pop())
         return Member(executable, self._io(numbers), self._counts(numbers), partial(self.family.at, tuple(sizes)), give_back)
-
-    def _made(self) -> tuple[Handle, Memory | None]:
-        return self.loaded.graph.instantiated(), table_of(self.loaded.device, self.loaded.encoded)
 
     def close(self) -> None:
         """Free what no member has; all have given back what they had."""
-        for instance, table in self._spares:
+        for instance, _ in self._spares:
             instance.close()
-            if table is not None:
-                table.close()
+        if self._tables:
+            self._tables.close()
         self.loaded.close()
 
 
-def _columns(rows: Sequence[tuple[int, ...]], number: int) -> list[list[int]]:
+def _columns(rows: Sequence[tuple[int, ...]], number: int) -> np.ndarray:
     """The so many columns of rows."""
-    return [[row[i] for row in rows] for i in range(number)]
+    return np.array(rows, np.int64).reshape(-1, number).T

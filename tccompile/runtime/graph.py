@@ -5,6 +5,7 @@ A graph is made once for an entry, and once for a family, whose members have the
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from tccompile.errors import LaunchError, PlanError
 from tccompile.ir.extent import round_up
 from tccompile.plan.format import Address, Float, Int, Map, PlacedLaunch, PlanArg, Section, Step
+from tccompile.plan.rules import GRID
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle
 from tccompile.runtime.loops import LOOP_DRIVER, UNROLLED, Placed, While
 
@@ -22,6 +24,15 @@ EARLY_DRIVER = 12030
 PARAMETERS_DRIVER = 12040
 """The first driver that says what a kernel's parameters are."""
 
+
+TOLD = np.dtype(
+    [
+        *(("func", np.uint64), ("grid", np.uint32, 3), ("block", np.uint32, 3), ("smem", np.uint32), ("_", np.uint32)),
+        *((name, np.uint64) for name in ("params", "extra", "kern", "ctx")),
+    ]
+)
+"""What the driver is told of a kernel's node, CUDA_KERNEL_NODE_PARAMS as it has been since CUDA 12.0. Where graphs are told other
+numbers between two inferences, the driver's own function is called: the bindings take longer than it does."""
 
 Use = tuple[int, int, int]
 """An argument that is the address of an input or output: the node's number, its place among the values, the offset in bytes."""
@@ -79,7 +90,7 @@ class Numbers:
     def __init__(self, values: np.ndarray, shapes: np.ndarray):
         self.values, self.shapes = values, shapes
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
-        self._start: int = self._pointers.ctypes.data
+        self.start: int = self._pointers.ctypes.data
         self._rows: list[list[int]] = shapes.tolist()
 
     def told(self, number: int, node: Node) -> Any:
@@ -87,7 +98,7 @@ class Numbers:
         params = node.params
         x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self._rows[number]
         params.gridDimX = min(x, node.most) if node.launch.cooperative else x
-        params.kernelParams = self._start + 8 * node.first
+        params.kernelParams = self.start + 8 * node.first
         return params
 
 
@@ -144,6 +155,20 @@ class LaunchGraph:
                     self.nodes.append(Node(device, cu, step, launch, function, first, rooms[launch.image]))
             self.numbers = self._numbers(address, iter(maps))
             self._add_all(cu, section, {loop.first: loop for loop in loops})
+        self.handles = [[ctypes.c_void_p(int(handle)) for handle in node.handles] for node in self.nodes]
+        self._told = np.zeros(len(self.nodes), TOLD)
+        self._told["func"] = [int(node.params.func) for node in self.nodes]
+        self._told["block"] = [(node.launch.block, 1, 1) for node in self.nodes]
+        self._first = np.array([node.first for node in self.nodes], np.uint64)
+        self._most = np.array([node.most if node.launch.cooperative else GRID[0] for node in self.nodes], np.int64)
+
+    def told(self, numbers: Numbers) -> np.ndarray:
+        """What the driver is told of all nodes with these numbers, as long as they live."""
+        told = self._told.copy()
+        told["grid"], told["smem"] = numbers.shapes[:, :3], numbers.shapes[:, 3]
+        told["grid"][:, 0] = np.minimum(numbers.shapes[:, 0], self._most)
+        told["params"] = numbers.start + 8 * self._first
+        return told
 
     def _add_all(self, cu: Driver, section: Section, loops: Mapping[int, Placed]) -> None:
         """Puts nodes into the graph, step by step."""
@@ -250,6 +275,8 @@ class Executable:
         self, graph: LaunchGraph, instance: Handle, numbers: Numbers, stale: bool, uses: Mapping[str, Sequence[Use]] | None = None
     ):
         self.graph, self.instance, self.numbers = graph, instance, numbers
+        self._told = graph.told(numbers)
+        self._handle = ctypes.c_void_p(int(instance.value))
         self._uses = graph.uses if uses is None else uses
         self._stale = stale
         self._bound: dict[str, int] = {}
@@ -271,11 +298,10 @@ class Executable:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
+        tell, told = cu.native("cuGraphExecKernelNodeSetParams"), self._told.ctypes.data
         for number in sorted(changed):
-            node = self.graph.nodes[number]
-            told = self.numbers.told(number, node)
-            for handle in node.handles:
-                cu.cuGraphExecKernelNodeSetParams(self.instance.value, handle, told)
+            for handle in self.graph.handles[number]:
+                tell(self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
         self._bound, self._stale = dict(addresses), False
 
     def nodes(self) -> Iterator[Node]:

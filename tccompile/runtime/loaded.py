@@ -13,7 +13,7 @@ from tccompile.ir.loops import Body, bodies
 from tccompile.ir.memory import whereabouts
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Section, Step
-from tccompile.plan.formulas import computed
+from tccompile.plan.formulas import computed, integers
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory
 from tccompile.runtime.generations import native
 from tccompile.runtime.graph import LaunchGraph, launches
@@ -31,7 +31,7 @@ class Loaded:
     target  the generation whose code it took, as "sm_80" or "sm_80 (PTX)"; `number`, which of the entry's sections has it
     stream, shared, room  where inferences run that name no stream, where the weights lie, and memory that it shares with
             others, of which one runs at a time; None: its own stream and room, the weights of the plan's other sessions
-    table   where its tensor maps lie, whose bytes are `encoded`; None without any. `encode` makes those of other sizes
+    table   where its tensor maps lie; None without any. `encode` makes those of other sizes
     Raises DeviceError if nothing in the plan runs on the device, and LaunchError if memory does not suffice or the driver
     refuses a launch.
     """
@@ -60,8 +60,8 @@ class Loaded:
             self.stream = stream or Handle(device, cu.cuStreamCreate(0), "cuStreamDestroy")
             self.maps = MapTable(family.entry.sections[self.number] if family else self.section)
             self.encode = Encoder(device, self.maps.maps, self.address)
-            self.encoded = self.encode(computed(family.formulas, [size.low for size in family.sizes]) if family else ())
-            self.table = table_of(device, self.encoded)
+            numbers = computed(family.formulas, [size.low for size in family.sizes]) if family else ()
+            self.table = table_of(device, self.encode(integers(numbers)))
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
             loops = [self._placed(body) for body in bodies((family.highest if family else entry).program)]
@@ -134,18 +134,19 @@ class Loaded:
             self.room.close()
 
 
-def table_of(device: Device, encoded: bytes) -> Memory | None:
+def table_of(device: Device, encoded: np.ndarray) -> Memory | None:
     """Memory with tensor maps in it; None for none."""
-    if not encoded:
+    if not encoded.size:
         return None
-    return copied(Memory(device, len(encoded), "tensor maps"), encoded)
-
-
-def copied(table: Memory, encoded: bytes) -> Memory:
-    """The memory, with tensor maps in it."""
-    with table.device as cu:
-        cu.cuMemcpyHtoD(table.address, np.frombuffer(encoded, np.uint8).ctypes.data, len(encoded))
+    table = Memory(device, encoded.nbytes, "tensor maps")
+    copy_maps(device, table.address, encoded)
     return table
+
+
+def copy_maps(device: Device, address: int, encoded: np.ndarray) -> None:
+    """Copy tensor maps to where they lie."""
+    with device as cu:
+        cu.cuMemcpyHtoD(address, encoded.ctypes.data, encoded.nbytes)
 
 
 def _place(section: Section, entry: Entry) -> int:

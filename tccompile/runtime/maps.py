@@ -43,7 +43,7 @@ FIELDS: dict[str, tuple[type, int]] = {
 }
 """What the driver is told of a map: types, and how many there are at most."""
 
-Put = tuple[np.ndarray, list[int], list[int], list[int]]
+Put = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Where slots' numbers go: the numbers of a field, places among them, slots, and what is added."""
 
 
@@ -89,21 +89,21 @@ class Encoder:
         self._all = calls
         self._open = [call for call, m in zip(calls, maps, strict=True) if slots(m)]
 
-    def __call__(self, numbers: Sequence[Any]) -> bytes:
-        """The bytes of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """The words of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
         for field, places, which, starts in self._puts:
-            field[places] = [start + numbers[n] for n, start in zip(which, starts, strict=True)]
+            field[places] = starts + numbers[which]
         with self._device:
             for call, args in self._all:
                 call(*args)
         self._all = self._open  # the others stay what they are
         if not self._small:
-            return self._words.tobytes()
+            return self._words
         rows = np.arange(len(self._words))
         inner = np.where(self._last > 0, self._told["strides"][rows, self._last - 1], self._sizes)
         words = self._words.copy()
         words[:, 1] &= ~np.where(self._told["extents"][rows, self._last] * inner < SMALL_MAP, SMALL_BIT, np.uint64(0))
-        return words.tobytes()
+        return words
 
     def _fill(self, name: str, rows: Sequence[Sequence[tuple[int, Any]]]) -> None:
         """Write what is known of a field, and note what slots stand for, by its place among the numbers of all maps."""
@@ -118,7 +118,7 @@ class Encoder:
                 else:
                     field[number, column] = start + value
         if places:
-            self._puts.append((field.reshape(-1), places, which, starts))
+            self._puts.append((field.reshape(-1), np.array(places), np.array(which), np.array(starts, np.int64)))
 
     def _call(self, device: Device, number: int, m: Map) -> tuple[Callable[..., None], tuple[Any, ...]]:
         """The driver's function that encodes a map, and its arguments."""

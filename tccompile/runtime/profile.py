@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.ir.loops import times as times_of
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.plan.format import Section, Step
@@ -38,6 +39,7 @@ class StepProfile:
     us     median of its times between events around it, less what an event adds (0 at least)
     flops  of products (2 for a multiplication with an addition), 0 for other ops; bytes, each tensor moved once
     least  microseconds that the roof allows, None without a roof; share of it: least / us
+    times  how often an inference may run it, as a part of a loop; on a GPU the other numbers are of one time
     """
 
     nodes: tuple[str, ...]
@@ -50,6 +52,7 @@ class StepProfile:
     flops: int
     bytes: int
     least: float | None
+    times: int = 1
 
     @property
     def share(self) -> float | None:
@@ -113,10 +116,11 @@ def profiled(
     medians = [median(us) for us in zip(*times, strict=True)]
     running = sum(any(0 not in launch.grid for launch in step.launches) for step in section.steps)
     extra = 0.0 if whole is None else max(sum(medians) - whole, 0.0) / max(running, 1)
-    return tuple(_profiled(program, step, max(us - extra, 0.0), roof) for step, us in zip(section.steps, medians, strict=True))
+    told = zip(section.steps, medians, times_of(program), strict=True)
+    return tuple(_profiled(program, step, max(us - extra, 0.0), roof, often) for step, us, often in told)
 
 
-def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> StepProfile:
+def _profiled(program: Program, step: Step, us: float, roof: Roof | None, often: int) -> StepProfile:
     op = program.ops[step.op]
     flops, moved = program.products(op), traffic(op, program)
     least = None
@@ -124,7 +128,7 @@ def _profiled(program: Program, step: Step, us: float, roof: Roof | None) -> Ste
         least = max(flops / roof.flops(step.tensor_cores) * 1e-6, moved / roof.memory * 1e-3)
     shape = program.tensors[op.y].shape
     name = type(op).__name__
-    return StepProfile(op.nodes, name, shape, step.kernel, dict(step.config), step.tensor_cores, us, flops, moved, least)
+    return StepProfile(op.nodes, name, shape, step.kernel, dict(step.config), step.tensor_cores, us, flops, moved, least, often)
 
 
 def traffic(op: Op, program: Program) -> int:

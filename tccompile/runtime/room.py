@@ -86,7 +86,7 @@ class Staging:
             self.offsets[name] = total
             total = aligned(total + t.nbytes)
         self.memory, pinned = room.staged(total)
-        self.bytes = np.ctypeslib.as_array(pinned.bytes)
+        self.bytes = pinned.bytes
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""

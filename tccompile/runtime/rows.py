@@ -10,7 +10,8 @@ import numpy as np
 from tccompile.errors import InputError, UsageError
 from tccompile.ir.program import Program
 from tccompile.plan.file import Plan
-from tccompile.runtime.session import RECENT, Session
+from tccompile.runtime.engine import RECENT
+from tccompile.runtime.session import Session
 
 
 class Rows:

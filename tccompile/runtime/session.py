@@ -29,17 +29,13 @@ from tccompile.refit.constants import refitted_constants
 from tccompile.refit.swap import Adapters
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
-from tccompile.runtime.engine import Engine, Platform
+from tccompile.runtime.engine import RECENT, Engine, Platform
 from tccompile.runtime.forms import flattened, grouped, parts
 
 if TYPE_CHECKING:
     from tccompile.runtime.profile import Profile
 
 _ORT_TYPES = {DType.F16: "float16", DType.F32: "float", DType.F64: "double"}
-
-
-RECENT = 8
-"""Sizes of a plan's families for which a session keeps what runs them."""
 
 
 @dataclass(frozen=True)

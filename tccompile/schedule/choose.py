@@ -7,7 +7,8 @@ a Conv or Gemm without Tensor Cores, what their kernels asked for and did not ge
 The cost is the op's time where it runs alone. Beside others it is the time by which the inference would end later, and what
 the others lose: see `Company`.
 
-A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`.
+A generation's kernels may read a model input as it lies, where those of others need a copy of it: see `uncopied`. And some
+compute several ops in one launch: see `joined`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tccompile.ir.extent import hint
 from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
-from tccompile.kernels import KERNELS
+from tccompile.kernels import JOINTS, KERNELS
 from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.rates import measured
-from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Joint, Kernel, Work
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timing, Timings, source
 
 
@@ -48,7 +49,7 @@ class Choice:
     estimate  the time by estimate, where `cost` is measured; else 0
     """
 
-    kernel: Kernel
+    kernel: Kernel | Joint
     config: Config
     work: Work
     cost: float
@@ -81,10 +82,12 @@ def schedule(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     known: dict[Hashable, list[Candidate]] | None = None,
+    joins: bool = False,
 ) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
 
     known  candidates of ops by `seen`, found for other programs for the same generation; those of this one are added
+    joins  whether two ops may be computed by one launch
     """
     known = {} if known is None else known
     ranked = []
@@ -101,13 +104,18 @@ def schedule(
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
             ops[i], choices[i], ranked[i] = conv, direct, within
+    together = joined(program, choices, arch, refused) if joins else {}
+    for i, (members, whole) in together.items():
+        for k in members:
+            what = f"nothing to do: computed together with {program.ops[i].nodes[0]}"
+            choices[k] = whole if k == i else Choice(whole.kernel, whole.config, Work((), within=i), 0.0, what)
     times = [choice.cost for choice in choices]
     reads = needs(program)
     latest, others = company(program, times)
     ends: list[float] = []
     for i, (op, own) in enumerate(zip(ops, reads, strict=True)):
         begin = max((ends[k] for k in own), default=0.0)
-        if others[i] and choices[i].work.launches:
+        if others[i] and choices[i].work.launches and i not in together:
             beside = Company(others[i], max(0.0, latest[i] - begin - times[i]))
             choices[i] = choose(op, program, arch, refused, timings, beside, ranked[i])
         ends.append(begin + choices[i].cost)
@@ -138,6 +146,51 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
             if op.y not in direct.inputs:  # nor adds it to its result
                 found[i] = copy, direct
     return found
+
+
+DOUBTED = 0.97
+"""Of the time of ops one by one, what one launch may be estimated to take to be taken in their place."""
+
+
+def joined(
+    program: Program, choices: Sequence[Choice], arch: Arch, refused: Collection[Code]
+) -> dict[int, tuple[Sequence[int], Choice]]:
+    """Ops that are computed by one launch, where that is faster than one after the other: by the number of the op in whose step
+    it is, all of them, and the choice for it.
+
+    choices  what is chosen for each op by itself
+    """
+    found: dict[int, tuple[Sequence[int], Choice]] = {}
+    ways: list[tuple[float, int, Sequence[int], Choice]] = []
+    copied = {i for i, choice in enumerate(choices) if not choice.work.launches}
+    for kernel in JOINTS:
+        for place, members in kernel.groups(program):
+            apart = sum(choices[k].cost for k in members)
+            whole = None if copied.intersection(members) else _together(kernel, members, program, arch, refused)
+            if whole is not None and whole.cost < DOUBTED * apart:
+                others = ", ".join(program.ops[k].nodes[0] for k in members if k != place)
+                reason = f"{whole.reason} together with {others}, apart {apart:.1f} µs"
+                ways.append((apart - whole.cost, place, members, replace(whole, reason=reason)))
+    taken: set[int] = set()
+    for _, place, members, whole in sorted(ways, key=lambda way: -way[0]):
+        if not taken.intersection(members):
+            found[place] = members, whole
+            taken.update(members)
+    return found
+
+
+def _together(kernel: Joint, members: Sequence[int], program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
+    """The cheapest launch of a kernel that computes these ops; None if there is none."""
+    ops = [program.ops[k] for k in members]
+    if kernel.supports(ops, program, arch) is not None:
+        return None
+    ways = [(kernel.cost(ops, program, config, arch), config) for config in kernel.configs(ops, program, arch)]
+    for cost, config in sorted(ways, key=lambda way: way[0]):
+        work = kernel.work(ops, program, config, arch)
+        if not any(launch.code in refused for launch in work.launches):
+            reason = f"estimated {cost:.1f} µs" + (f", best of {len(ways)}" if len(ways) > 1 else "")
+            return Choice(kernel, config, work, cost, reason)
+    return None
 
 
 def company(program: Program, times: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -63,7 +63,7 @@ def place(program: Program, works: Sequence[Work], greatest: Program | None = No
     """
     areas = _areas(program, works)
     at, arena = pack_areas(areas)
-    if len(areas) <= APART and any(apart := _apart(program, areas)):
+    if len(areas) <= APART and any(apart := _apart(program, works, areas)):
         wider = pack_areas(areas, apart)
         if wider[1] <= ROOM * arena:
             at, arena = wider
@@ -100,18 +100,25 @@ class Area:
 
 
 def _areas(program: Program, works: Sequence[Work]) -> list[Area]:
-    areas = [Area(name, _aligned(program.tensors[name].nbytes), *life) for name, life in lifetimes(program).items()]
+    areas = [
+        Area(name, _aligned(program.tensors[name].nbytes), *life) for name, life in lifetimes(program, _within(works)).items()
+    ]
     return areas + [Area("", _aligned(work.scratch), i, i) for i, work in enumerate(works) if work.scratch]
 
 
-def _apart(program: Program, areas: Sequence[Area]) -> list[set[int]]:
+def _within(works: Sequence[Work]) -> list[int]:
+    """For each step the other one whose launches compute it too, or -1."""
+    return [work.within for work in works]
+
+
+def _apart(program: Program, works: Sequence[Work], areas: Sequence[Area]) -> list[set[int]]:
     """For each area the others that steps could use at the same time by the data they read, though not in the program's order."""
     before = earlier(program)
     users: dict[str, int] = {}  # of each storage, the steps, as bits
     for i, op in enumerate(program.ops):
         for name in (*op.inputs, *op.results):
             owner = program.tensors[name].storage
-            users[owner] = users.get(owner, 0) | 1 << i
+            users[owner] = users.get(owner, 0) | 1 << i | (1 << works[i].within if works[i].within >= 0 else 0)
     bits = [users[a.name] if a.name else 1 << a.first for a in areas]
     own = [[i for i in range(a.first, a.last + 1) if b >> i & 1] for a, b in zip(areas, bits, strict=True)]
     waits = [reduce(and_, (before[i] for i in steps)) for steps in own]  # what all users of an area come after
@@ -221,7 +228,7 @@ def _edges(
     program: Program, works: Sequence[Work], offsets: Mapping[str, int], scratch: Sequence[Span], counters: Sequence[Span]
 ) -> tuple[tuple[int, ...], ...]:
     """The earlier steps that each step waits for: those whose bytes it reads or overwrites, less what follows from others."""
-    own = accesses(program, offsets, scratch, counters)
+    own = accesses(program, offsets, scratch, counters, _within(works))
     cooperative = [any(launch.cooperative for launch in work.launches) for work in works]
     reach: list[int] = []  # for each step, the set of all steps that it comes after, as bits
     after: list[tuple[int, ...]] = []

@@ -11,7 +11,7 @@ from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UsageError
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels import kernel
+from tccompile.kernels import joint, kernel
 from tccompile.kernels.rates import MEASURED
 from tccompile.plan.file import Plan, encoded_size
 from tccompile.plan.format import Entry, Section
@@ -188,6 +188,10 @@ def step_times(program: Program, section: Section, arch: Arch, timings: Timings)
         begin = max((found[k].begin + found[k].us for k in step.after), default=0.0)
         if not step.launches:
             found.append(StepTime(begin, 0.0, False))
+            continue
+        if (both := joint(step.kernel)) is not None:
+            ops = [program.ops[k] for k in section.together[i]]
+            found.append(StepTime(begin, both.cost(ops, program, step.config, arch), False))
             continue
         op, own = direct.get(i, program.ops[step.op]), kernel(step.kernel)
         known = timings.of(op, program, arch)

@@ -17,7 +17,7 @@ from tccompile.errors import TccompileError, UsageError
 from tccompile.ir.ops import Custom, Op
 from tccompile.ir.ops.custom import meaning_of
 from tccompile.ir.program import Program
-from tccompile.kernels import KERNELS
+from tccompile.kernels import KERNELS, joint
 from tccompile.kernels.spec import Code, Config, Launch, Work
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Image, PlacedLaunch, Section, Step
@@ -89,12 +89,16 @@ def _launches(plan: Plan, number: int, section: Section, launched: set[Code]) ->
         return
     direct = {i: conv for i, (copy, conv) in uncopied(program).items() if not section.steps[copy].launches}
     unwritten = {copy for i, (copy, _) in uncopied(program).items() if i in direct}
+    together = section.together
     for i, (op, step) in enumerate(zip(program.ops, section.steps, strict=True)):
         place = f"entry {number} for {section.arch}, step {i} ({type(op).__name__} {op.nodes[0]!r})"
-        if i in unwritten:
+        if i in unwritten or step.within >= 0:
             continue
         try:
-            work = _work(direct.get(i, op), step, program, arch)
+            if i in together:
+                work = _work_of_several([program.ops[k] for k in together[i]], step, program, arch)
+            else:
+                work = _work(direct.get(i, op), step, program, arch)
         except Exception as error:  # a config that the kernel does not know may make it stumble over anything
             what = error if isinstance(error, CodegenError) else f"{step.kernel} cannot be asked for its launches: {error!r}"
             yield Difference(place, str(what))
@@ -115,6 +119,19 @@ def _work(op: Op, step: Step, program: Program, arch: Arch) -> Work:
     if not any(config == known for known in kernel.configs(op, program, arch)):
         raise CodegenError(f"{step.kernel} has no config {config}")
     return kernel.work(op, program, config, arch)
+
+
+def _work_of_several(ops: Sequence[Op], step: Step, program: Program, arch: Arch) -> Work:
+    """What the step's kernel launches for these ops."""
+    kernel = joint(step.kernel)
+    if kernel is None:
+        raise CodegenError(f"there is no kernel {step.kernel!r} of several ops")
+    if (refusal := kernel.supports(ops, program, arch)) is not None:
+        raise CodegenError(f"{step.kernel} does not take them: {refusal}")
+    config: Config = dict(step.config)
+    if not any(config == known for known in kernel.configs(ops, program, arch)):
+        raise CodegenError(f"{step.kernel} has no config {config}")
+    return kernel.work(ops, program, config, arch)
 
 
 def _compared(work: Work, step: Step, layout: Layout, images: Sequence[Image], arch: Arch) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tccompile.emit.ptx import ptx_text
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
-from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels import family
 from tccompile.kernels.spec import F32, I32, Code, Im2colMap, Launch, TiledMap, Work
 from tests.kernels.memory import SPACE, Memory
 from tests.kernels.races import BESIDE, Races
@@ -1221,7 +1221,7 @@ def unpacked(given: np.ndarray, which: np.ndarray, selected: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def ptx_of(code: Code, arch: Arch) -> str:
-    return ptx_text(kernel_named(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
+    return ptx_text(family(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
 
 
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False) -> Memory:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tccompile.arch import Arch
 from tccompile.ir.program import Program
-from tccompile.kernels import kernel as kernel_named
+from tccompile.kernels import family
 from tccompile.kernels.codegen import execute
 from tccompile.kernels.spec import F32, I32, Arg, Counters, Launch, Ptr, Scratch, TiledMap, Work
 from tccompile.kernels.text import Called, DeviceText, Intrinsic, KernelText, TextKernel, device_code, kernel_code, kinds_of
@@ -37,7 +37,7 @@ def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, 
     memory = Memory(program, values, y, work.scratch, work.counters)
     with np.errstate(all="ignore"):
         for launch in work.launches:
-            kernel = kernel_named(launch.code.kernel)
+            kernel = family(launch.code.kernel)
             assert isinstance(kernel, TextKernel)
             _Launch(launch, kernel.source(arch, **dict(launch.code.params)), memory).run(blocks)
     return memory

@@ -240,19 +240,19 @@ def test_both_signs_and_every_result_by_wgmma(program: Program, bn: int) -> None
 
 
 @thorough
-@pytest.mark.parametrize(("k", "y"), [(300, U8), (800, F16)])
-def test_teams_take_tiles_in_turn(k: int, y: DType) -> None:
-    """A block's three; of 800, more than a ring holds"""
+def test_teams_take_tiles_in_turn() -> None:
+    """A block's three, of more stages than a ring holds"""
     config = {"bm": 128, "bn": 128, "split": 1, "teams": 2}
-    gives_exactly(gemm(260, 20, k, U8, I8, y), HOPPER[1], "sm_90a", config, partial(on_blocks, 1))
+    gives_exactly(gemm(260, 20, 520, U8, I8, U8), HOPPER[1], "sm_90a", config, partial(on_blocks, 1))
 
 
-def test_teams_are_for_several_tiles_of_bytes_without_a_residual() -> None:
+def test_teams_are_for_several_tiles_stored_in_bytes_without_a_residual() -> None:
     def offered(program: Program) -> bool:
         (op,) = program.ops
         return any(c.get("teams") for c in HOPPER[isinstance(op, Gemm)].configs(op, program, ARCHS["sm_90a"]))
 
-    assert offered(gemm(4096, 3072, 256, y=U8)) and offered(gemm(4096, 3072, 256, y=F16))
+    assert offered(gemm(4096, 3072, 256, y=U8))
+    assert not offered(gemm(4096, 3072, 256, y=F16))  # which swapped operands store faster
     assert not offered(gemm(512, 512, 256, y=U8))  # a tile for each block
     assert not offered(with_residual(F16, F16, (8, 64, 64, 64), 512))
 
@@ -280,6 +280,23 @@ def test_operands_are_swapped_where_stmatrix_turns_the_results_or_a_cluster_does
     assert 1 in splits[0] and 1 not in splits[1] and splits[1]
 
 
+TURNED = {
+    "1x1": (partial(conv, (2, 130, 9, 8), 80, (1, 1), (U8, I8, U8)), {"bm": 48}),
+    "3x3": (partial(conv, (1, 144, 7, 6), 48, (3, 3), (U8, I8, I8), pads=(1, 1)), {"bm": 24}),
+    "few channels": (partial(conv, (1, 20, 9, 17), 144, (1, 1), (I8, U8, I8)), {"bm": 32, "bn": 128}),
+    "rows": (partial(gemm, 170, 64, 300, I8, I8, U8), {"bm": 112}),
+    "a few rows": (partial(gemm, 5, 96, 64, I8, I8, I8), {"bm": 8}),
+}
+
+
+@pytest.mark.parametrize("case", usually(TURNED, "few channels"))
+def test_bytes_are_turned_two_channels_at_a_time(case: str) -> None:
+    made, more = TURNED[case]
+    program, config = made(), {"bn": 64, "split": 1, "swapped": True, **more}
+    assert HOPPER[0].takes_of(program.ops[0], program, config, ARCHS["sm_90a"])
+    check_sm90(program, config)
+
+
 def with_residual(
     y: DType, kind: DType, x: tuple[int, int, int, int] = (2, 20, 7, 6), channels: int = 40, taps: tuple[int, int] = (1, 1)
 ) -> Program:
@@ -300,6 +317,7 @@ def with_residual(
 
 
 ADDED = [(F16, F16, {}), (F16, F16, {"swapped": True}), (I8, I8, {}), (U8, I8, {}), (I8, U8, {"bn": 32}), (I8, F16, {})]
+TURNED_ADDED = [(I8, I8, {"bm": 24}), (U8, I8, {"bm": 64}), (I8, U8, {"bm": 32, "bn": 128})]
 
 
 @pytest.mark.parametrize(("y", "r", "more"), usually(ADDED, 5))
@@ -308,6 +326,12 @@ def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, r: DType, more:
     program, config = with_residual(y, r), {"bm": 64, "bn": 64, "split": 1, **more}
     (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
     assert dict(launch.code.params)["boxed"] == (y.size == r.size)
+    agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
+@pytest.mark.parametrize(("y", "r", "more"), usually(TURNED_ADDED, 0))
+def test_what_is_added_to_bytes_that_are_turned(y: DType, r: DType, more: Config) -> None:
+    program, config = with_residual(y, r, (5, 20, 7, 6), 144), {"bn": 64, "split": 1, "swapped": True, **more}
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 

@@ -16,8 +16,11 @@ from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.load.model import load, read, sources
 from tccompile.lower.graph import lower
+from tccompile.pipeline import without_code
+from tccompile.runtime.session import Session
 from tests.networks import feeds, reference, relative_error
 from tests.ops.common import Net
+from tests.tiers import thorough
 
 f, i32, i64, u8, i8 = np.float32, np.int32, np.int64, np.uint8, np.int8
 B, M, H, D = 2, 5, 4, 8
@@ -635,6 +638,84 @@ def test_several_new_rows_behind_a_cache() -> None:
         model(net, *own(net, "GroupQueryAttention", *args, outputs=3, num_heads=H, kv_num_heads=GROUPS, do_rotary=1)),
         tolerance=1e-5,
     )
+
+
+@pytest.mark.parametrize("rows, past, total", [(M, 0, M), (1, 6, 7)])
+@pytest.mark.parametrize("window", [-1, 3])
+@pytest.mark.parametrize("sinks", [True, False])
+def test_sinks_of_heads(sinks: bool, window: int, rows: int, past: int, total: int) -> None:
+    """A score for each head that is of no key, or 0 for all: a part of the sum that weights are divided by."""
+    net = Net(q=(B, rows, WIDTH), k=(B, rows, GROUPS * SIZE), v=(B, rows, GROUPS * SIZE), **(cache(B, past) if past else {}))
+    args = [
+        "q",
+        "k",
+        "v",
+        *(["pk", "pv"] if past else [None, None]),
+        np.array([total, total], i32) - i32(1),
+        np.array(total, i32),
+    ]
+    args += [None, None, None, None, net.normal(H)] if sinks else []
+    more = {"local_window_size": window, "num_heads": H, "kv_num_heads": GROUPS, "smooth_softmax": int(not sinks)}
+    agrees(model(net, *own(net, "GroupQueryAttention", *args, outputs=3, **more)), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("rows, room, last", [(1, 4, 3), (1, 4, 9), (1, 6, 6), (1, 6, 7), (3, 6, 13), (9, 6, 15), (5, 5, 5)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_caches_of_a_window(packed: bool, rows: int, room: int, last: int) -> None:
+    """They hold the last positions, in order: a window of 4 at least, and what lies behind the last of them is of no matter."""
+    kv = GROUPS * SIZE
+    net = Net(
+        **({"q": (1, rows, WIDTH + 2 * kv)} if packed else {"q": (1, rows, WIDTH), "k": (1, rows, kv), "v": (1, rows, kv)}),
+        **cache(1, room),
+    )
+    args = ["q", *([None, None] if packed else ["k", "v"]), "pk", "pv", np.array([last - 1], i32), np.array(last, i32)]
+    more = {"num_heads": H, "kv_num_heads": GROUPS, "do_rotary": 1, "local_window_size": 4, "sliding_window_cache": 1}
+    ys = own(net, "GroupQueryAttention", *args, *tables(net, half=SIZE // 2), outputs=3, **more)
+    made = model(net, *ys)
+    given = feeds(made, 0)
+    got, want = results(made, given)[0], reference(made, given)
+    held = last - (room - 3) * max(-(-(last - room) // (room - 3)), 0)
+    assert relative_error(got[ys[0]], want[ys[0]]) < 1e-5
+    assert all(relative_error(got[y][:, :, :held], want[y][:, :, :held]) < 1e-5 for y in ys[1:])
+
+
+def test_norms_of_queries_and_keys() -> None:
+    """Of each head, before it is turned; ONNX Runtime's kernel for CPUs does not take them."""
+    a, b = pair(q=(B, M, WIDTH), k=(B, M, GROUPS * SIZE), v=(B, M, GROUPS * SIZE))
+    where = [np.array([M, M], i32) - i32(1), np.array(M, i32), *tables(a, half=SIZE // 2)]
+    weights = [a.normal(SIZE), a.normal(SIZE)]
+    more = {"num_heads": H, "kv_num_heads": GROUPS, "do_rotary": 1}
+    args = ["q", "k", "v", None, None, *where, *[None] * 5, *weights]
+    y = own(a, "GroupQueryAttention", *args, q_norm_epsilon=1e-2, qk_norm_epsilon=1e-3, **more)
+    normed = []
+    for x, w, heads, epsilon in zip("qk", weights, (H, GROUPS), (1e-2, 1e-3), strict=True):
+        apart = b("Reshape", x, np.array([B, M, heads, SIZE]))
+        squares = b("ReduceMean", b("Mul", apart, apart), axes=[3])
+        apart = b("Div", apart, b("Sqrt", b("Add", squares, np.array(epsilon, f))))
+        normed.append(b("Reshape", b("Mul", apart, w), np.array([B, M, heads * SIZE])))
+    other = own(b, "GroupQueryAttention", *normed, "v", None, None, *where, **more)
+    agrees(model(a, y), model(b, other), 1e-5)
+
+
+@thorough
+def test_a_step_behind_any_number_of_tokens() -> None:
+    """In a plan for a range: how many there are is read from the shape of a mask, and positions are counted when it runs."""
+    held = dict.fromkeys(("pk", "pv"), (1, GROUPS, "past", SIZE))
+    net = Net(q=(1, 1, WIDTH), k=(1, 1, GROUPS * SIZE), v=(1, 1, GROUPS * SIZE), **held, mask=(i64, (1, "past + 1")))
+    total = net("Gather", net("Shape", "mask"), np.array(1), axis=0)
+    last = net("Cast", net("Sub", net("ReduceSum", "mask", np.array([1]), keepdims=0), np.array([1])), to=TensorProto.INT32)
+    args = ["q", "k", "v", "pk", "pv", last, net("Cast", total, to=TensorProto.INT32), *(net.normal(64, SIZE // 2) for _ in "cs")]
+    ys = own(net, "GroupQueryAttention", *args, outputs=3, num_heads=H, kv_num_heads=GROUPS, do_rotary=1)
+    made = model(net, *ys)
+    with Session(without_code(made, precision="fp32", ranges={"past": (2, 40)}), "cpu") as session:
+        for past in (2, 3, 17, 40):
+            rng = np.random.default_rng(past)
+            sizes = {"q": (1, 1, WIDTH)} | dict.fromkeys("kv", (1, 1, GROUPS * SIZE)) | cache(1, past)
+            given = {name: rng.standard_normal(shape).astype(f) for name, shape in sizes.items()} | {
+                "mask": np.ones((1, past + 1), i64)
+            }
+            for found, expected in zip(session.run([*ys], given), reference(made, given).values(), strict=True):
+                assert relative_error(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("op", ["PackedAttention", "PackedMultiHeadAttention"])

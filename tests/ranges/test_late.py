@@ -25,10 +25,10 @@ from tests.ranges.models import Graph
 from tests.tiers import usually
 
 
-def beside_onnxruntime(model: onnx.ModelProto, sizes: tuple[int, ...], low: int, high: int) -> float:
-    """The largest error of a plan for low to high tokens or rows at these of them."""
+def beside_onnxruntime(model: onnx.ModelProto, sizes: tuple[int, ...], low: int, high: int, step: int = 1) -> float:
+    """The largest error of a plan for low to high tokens or rows, in steps, at these of them."""
     (name,) = (d.dim_param for d in model.graph.input[0].type.tensor_type.shape.dim if d.dim_param)
-    session = Session(without_code(model, precision="fp32", ranges={name: (low, high)}), device="cpu")
+    session = Session(without_code(model, precision="fp32", ranges={name: (low, high, step)}), device="cpu")
     oracle = onnxruntime.InferenceSession(model.SerializeToString())
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     errors = []

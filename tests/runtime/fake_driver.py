@@ -265,7 +265,9 @@ class FakeApi:
         self.limits[function] = value
 
     def cuGetProcAddress(self, name: bytes, version: int, flags: int) -> tuple:
-        """Of a function that encodes tensor maps, called as C calls it."""
+        """Of a function that encodes tensor maps, or tells a graph's node something, called as C calls it."""
+        if name == b"cuGraphExecKernelNodeSetParams":
+            return self._native(ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(self._told))
         tiled = {b"cuTensorMapEncodeTiled": True, b"cuTensorMapEncodeIm2col": False}[name]
         wide, short = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
         corner, number = ctypes.POINTER(ctypes.c_int32), ctypes.c_uint32
@@ -279,7 +281,9 @@ class FakeApi:
             told = first, rank, where, extents[:rank], strides[: rank - 1], *own, rest[-5][:rank], *names
             return encode(out, *told)[0]  # type: ignore[index]
 
-        found = ctypes.CFUNCTYPE(ctypes.c_int, *types)(called)
+        return self._native(ctypes.CFUNCTYPE(ctypes.c_int, *types)(called))
+
+    def _native(self, found: Any) -> tuple:
         self.natives.append(found)
         return OK, ctypes.cast(found, ctypes.c_void_p).value, 0
 
@@ -367,11 +371,20 @@ class FakeApi:
         self.graphs[handle] = list(self.graphs[graph])
         return handle
 
+    def _told(self, graph: int, node: int, where: int) -> int:
+        """CUDA_KERNEL_NODE_PARAMS as they lie in memory."""
+        told, params = (ctypes.c_uint32 * 18).from_address(where), KernelParams()
+        params.func, params.kernelParams = (ctypes.c_uint64.from_address(where + offset).value for offset in (0, 40))
+        params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, _, _, params.sharedMemBytes = told[2:9]
+        return int(self.cuGraphExecKernelNodeSetParams(graph, node, params)[0])  # type: ignore[index, func-returns-value]
+
     def cuGraphExecKernelNodeSetParams(self, graph: int, node: int, params: KernelParams) -> None:
         self.log.append(("set", node))
         self.graphs[graph] = [
             (n, before, *self._node(params)) if n == node else (n, before, *rest) for n, before, *rest in self.graphs[graph]
         ]
+
+    def cuGraphUpload(self, graph: int, stream: int) -> None: ...
 
     def cuGraphLaunch(self, graph: int, stream: int) -> None:
         """Run the nodes in an order that their edges allow: the last one that may run first."""

@@ -39,16 +39,17 @@ def _positions(p: Parts, positions: str, shape: Shape, batch: int, rows: int) ->
 
 # --- Groups of heads that share keys and values, and a cache ---------------------------------------------------------------
 
-UNUSED = ("k_quant_type", "kv_cache_bit_width", "qk_output", "sliding_window_cache", "smooth_softmax", "v_quant_type")
+UNUSED = ("k_quant_type", "kv_cache_bit_width", "qk_output", "v_quant_type")
 """Attributes of GroupQueryAttention that are taken only where they ask for nothing."""
 
-LEFT_OUT = {11: "head_sink", 12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm_weight", 16: "query_seqlens"}
+LEFT_OUT = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 """Inputs of it that are not taken."""
 
 
 def _group_query_attention(p: Parts) -> None:
     """(queries, keys, values, past keys, past values, each batch's last position, how many positions there are, cosines, sines,
-    positions, bias of scores): new keys and values are written into the cache behind those that it holds of each batch."""
+    positions, bias of scores, each head's sink, …, weights of the norms of queries and of keys): new keys and values are written
+    into the cache behind those that it holds of each batch."""
     _check_plain(p)
     q, k, v = _grouped(p)
     batch, rows, size = q.shape[0], q.shape[1], q.shape[2] // p.attributes["num_heads"]
@@ -57,18 +58,26 @@ def _group_query_attention(p: Parts) -> None:
     total, past = int(p.value(6, "total_sequence_length").reshape(-1)[0]), p.shape(3)[2] if p.inputs[3] else 0
     for i in (3, 4):
         p.need_shape(i, "past", (batch, groups, past, size))
-    p.need(rows <= total <= rows + past, f"it has {total} positions, of which {past} are past and {rows} new")
-    cache = _Cache(batch, rows, total, past, first=rows == total)
+    cache: _Cache | _Window
+    if p.attributes.get("sliding_window_cache", 0) == 1:
+        cache = _Window(p, batch, rows, past)
+    else:
+        p.need(rows <= total <= rows + past, f"it has {total} positions, of which {past} are past and {rows} new")
+        cache = _Cache(batch, rows, total, past, first=rows == total)
     positions = cache.positions(p)
+    q, k = (_normed(p, t, i, which, size) for t, i, which in ((q, 14, "q"), (k, 15, "k")))
     if p.attributes.get("do_rotary"):
         q, k = (_turned(p, t, n, positions, batch, rows) for t, n in ((q, heads), (k, groups)))
     keys, values = (
         cache.written(p, apart_heads(p, t.name, t.shape, groups), p.inputs[i], positions, y)
         for i, t, y in ((3, k, p.outputs[1]), (4, v, p.outputs[2]))
     )
-    names = [apart_heads(p, q.name, q.shape, heads), keys, values, _seen(p, cache, positions)]
+    seen, sink = cache.seen(p, positions), p.inputs[11] or p.attributes.get("smooth_softmax", -1) == 1
+    names = [apart_heads(p, q.name, q.shape, heads), keys, values, seen]
+    if sink:
+        names[1:] = _with_sink(p, cache, positions, names, (batch, heads, groups, rows, size))
     more = {name: p.attributes[name] for name in ("scale", "softcap") if p.attributes.get(name)}
-    y = p.add("Attention", names, is_causal=int(cache.first and not names[3]), **more)
+    y = p.add("Attention", names, is_causal=int(not names[3]), **more)
     joined_heads(p, y, q.shape)
 
 
@@ -103,6 +112,88 @@ def _grouped(p: Parts) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(Tensor(t, (*shape[:2], n)) for t, n in zip(names, sizes, strict=True))  # type: ignore[return-value]
 
 
+def _normed(p: Parts, x: Tensor, i: int, which: str, size: int) -> Tensor:
+    """Each head divided by its root mean square, times the weights that are input i, if it is there."""
+    if not p.inputs[i]:
+        return x
+    p.need_shape(i, f"{which}_norm_weight", (size,))
+    epsilon = p.attributes.get(f"{which}_norm_epsilon", p.attributes.get("qk_norm_epsilon", 1e-6))
+    batch, rows, width = x.shape
+    apart = p.reshaped(x.name, batch, rows, width // size, size)
+    return Tensor(p.reshaped(p.add("RMSNormalization", [apart, p.inputs[i]], epsilon=epsilon), *x.shape), x.shape)
+
+
+def _with_sink(
+    p: Parts, cache: _Cache | _Window, positions: str, names: list[str], sizes: tuple[int, int, int, int, int]
+) -> list[str]:
+    """Keys, values and bias of scores with one more position of zeros, whose score is the head's sink: a part of each sum of
+    exponentials."""
+    if p.attributes.get("softcap"):
+        raise p.refused("it has a softcap beside a sink of each head", "write the model without one of them")
+    (batch, heads, groups, rows, size), q = sizes, names[0]
+    empty = p.add("Expand", [p.number(0, q), p.integers(batch, groups, 1, size)])
+    keys, values = (p.add("Concat", [t, empty], axis=2) for t in names[1:3])
+    bias = names[3] or cache.seen(p, positions, causal=False)
+    if not p.inputs[10]:
+        lowest = p.add("CastLike", [p.constant(np.float32(np.finfo(p.dtype(0)).min)), q])
+        bias = p.add("Where", [bias, p.number(0, q), lowest])
+    bias = p.add("Expand", [bias, p.integers(batch, heads, rows, cache.keys)])
+    sink = p.reshaped(p.add("CastLike", [p.inputs[11], q]), 1, heads, 1, 1) if p.inputs[11] else p.number(0, q)
+    return [keys, values, p.add("Concat", [bias, p.add("Expand", [sink, p.integers(batch, heads, rows, 1)])], axis=3)]
+
+
+class _Window:
+    """A cache that holds the last positions of each batch alone, in order, its room at least a window: what it held, and behind
+    that what is new, is read, and as much of its end is kept as a count of positions says.
+
+    last   (batch, 1), how many positions there are with the new ones; before, without them
+    keys   how many are read
+    """
+
+    def __init__(self, p: Parts, batch: int, rows: int, room: int) -> None:
+        self.batch, self.rows, self.room, self.keys = batch, rows, room, room + rows
+        self.window = p.attributes.get("local_window_size", -1)
+        p.need(0 < self.window <= room, f"its cache has room for {room} positions, for a window of {self.window}")
+        if p.inputs[10]:
+            raise p.refused("it has a bias of scores beside a cache of a window", "write the model without sliding_window_cache")
+        one = p.integers(1)
+        self.last = p.add("Add", [p.add("Cast", [p.reshaped(p.inputs[5], batch, 1)], to=INT64), one])
+        self.before = p.add("Max", [p.add("Sub", [self.last, p.integers(rows)]), p.integers(0)])
+        self.had, self.has = (self._kept(p, count) for count in (self.before, self.last))
+        self.at = ""
+
+    def _kept(self, p: Parts, count: str) -> str:
+        """How many of so many positions are held: room for some more than a window is made at once."""
+        more = self.room - self.window + 1
+        beyond = p.add("Max", [p.add("Sub", [count, p.integers(self.room)]), p.integers(0)])
+        turns = p.add("Div", [p.add("Add", [beyond, p.integers(more - 1)]), p.integers(more)])
+        return p.add("Sub", [count, p.add("Mul", [turns, p.integers(more)])])
+
+    def positions(self, p: Parts) -> str:
+        """(batch, rows), of what is new."""
+        return p.add("Add", [self.before, p.counted(self.rows)])
+
+    def written(self, p: Parts, x: str, past: str, positions: str, present: str) -> str:
+        """What was held, and x behind its room; of which the output `present` holds the last."""
+        both, (_, heads, _, size) = p.add("Concat", [past, x], axis=2), p.shape(3)
+        if not self.at:
+            place = p.add("Add", [p.add("Sub", [self.last, self.has]), p.counted(self.room)])
+            new = p.add("Sub", [place, self.before])
+            here = p.add("Where", [p.add("Less", [new, p.integers(0)]), self.had, p.integers(self.room)])
+            self.at = p.add("Min", [p.add("Add", [new, here]), p.integers(self.keys - 1)])
+        at = p.add("Expand", [p.reshaped(self.at, self.batch, 1, self.room, 1), p.integers(self.batch, heads, self.room, size)])
+        p.add("GatherElements", [both, at], present, axis=2)
+        return both
+
+    def seen(self, p: Parts, positions: str, causal: bool = True) -> str:
+        """Which of them are seen from each new position."""
+        rows = p.counted(self.room)
+        held = p.add("Add", [p.add("Sub", [self.before, self.had]), rows])
+        held = p.add("Where", [p.add("Less", [rows, self.had]), held, p.integers(2**31)])
+        place = p.add("Concat", [held, positions], axis=1)
+        return _in_window(p, p.reshaped(place, self.batch, 1, 1, self.keys), self, positions, self.window)
+
+
 class _Cache:
     """How the cache is written and read.
 
@@ -114,6 +205,7 @@ class _Cache:
 
     def __init__(self, batch: int, rows: int, total: int, past: int, first: bool) -> None:
         self.batch, self.rows, self.total, self.past, self.first = batch, rows, total, past, first
+        self.keys = total
 
     def positions(self, p: Parts) -> str:
         """(batch, rows), of what is new."""
@@ -140,6 +232,22 @@ class _Cache:
             held = p.add("ScatterElements", [past, at, x], present, axis=2)
         return p.sliced(held, 2, 0, self.total) if room > self.total else held
 
+    def seen(self, p: Parts, positions: str, causal: bool = True) -> str:
+        """Which positions are seen from each new one, or what is added to their scores; "" for all up to itself, if that may be
+        said so."""
+        window, bias = p.attributes.get("local_window_size", -1), p.inputs[10]
+        p.need(window == -1 or 0 < window < 2**31, f"its local_window_size is {window}; it must be -1 or at least 1")
+        if causal and self.first and window < 0 and not bias:
+            return ""
+        seen = _in_window(p, p.counted(self.total), self, positions, window)
+        if not bias:
+            return seen
+        heads = p.attributes["num_heads"]
+        allowed = [(b, h, self.rows, self.total) for b in (1, self.batch) for h in (1, heads)]
+        p.need_shape(10, "bias of scores", *allowed)
+        lowest = p.add("CastLike", [p.constant(np.float32(np.finfo(p.dtype(0)).min)), bias])
+        return p.add("Where", [seen, bias, lowest])
+
 
 def _turned(p: Parts, x: Tensor, heads: int, positions: str, batch: int, rows: int) -> Tensor:
     """With rotary positions: those of the input, or of the cache."""
@@ -153,24 +261,13 @@ def _turned(p: Parts, x: Tensor, heads: int, positions: str, batch: int, rows: i
     return Tensor(p.add("RotaryEmbedding", [x.name, p.inputs[7], p.inputs[8], positions], **more), x.shape)
 
 
-def _seen(p: Parts, cache: _Cache, positions: str) -> str:
-    """Which positions are seen from each new one, or what is added to their scores; "" for all up to itself."""
-    window, bias = p.attributes.get("local_window_size", -1), p.inputs[10]
-    p.need(window == -1 or 0 < window < 2**31, f"its local_window_size is {window}; it must be -1 or at least 1")
-    if cache.first and window < 0 and not bias:
-        return ""
-    keys = p.counted(cache.total)
+def _in_window(p: Parts, keys: str, cache: _Cache | _Window, positions: str, window: int) -> str:
+    """Whether each key's position is up to each new one's, and within the window."""
     at = p.reshaped(positions, cache.batch, 1, cache.rows, 1)
     seen = p.add("LessOrEqual", [keys, at])
-    if window >= 0:
-        seen = p.add("And", [seen, p.add("Greater", [keys, p.add("Sub", [at, p.integers(window)])])])
-    if not bias:
+    if window < 0:
         return seen
-    heads = p.attributes["num_heads"]
-    allowed = [(b, h, cache.rows, cache.total) for b in (1, cache.batch) for h in (1, heads)]
-    p.need_shape(10, "bias of scores", *allowed)
-    lowest = p.add("CastLike", [p.constant(np.float32(np.finfo(p.dtype(0)).min)), bias])
-    return p.add("Where", [seen, bias, lowest])
+    return p.add("And", [seen, p.add("Greater", [keys, p.add("Sub", [at, p.integers(window)])])])
 
 
 # --- Tokens of several sequences, one after the other, without padding -----------------------------------------------------

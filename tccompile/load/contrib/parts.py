@@ -121,10 +121,10 @@ class Parts(Nodes):
         return self.constant(np.array(values, np.int64))
 
     def counted(self, count: int, first: int = 0, dtype: type = np.int64) -> str:
-        """first, first + 1, … so many of them."""
+        """first, first + 1, … so many of them: by a node, which a plan for a range of sizes may keep."""
         if count > MOST_ROWS:
             raise self.refused(f"it has {count} rows or keys", f"at most {MOST_ROWS} are supported")
-        return self.constant(np.arange(first, first + count, dtype=dtype))
+        return self.add("Range", [self.constant(np.array(n, dtype)) for n in (first, first + count, 1)])
 
     def number(self, value: float, like: str) -> str:
         """A number in the type of another tensor."""
