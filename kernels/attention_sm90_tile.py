@@ -158,7 +158,7 @@ SHAPES = {
 SLACK = {1: 20, 2: 56}
 """Registers that a thread needs beside what it holds of tiles, by bytes of an element."""
 
-ROUGH = 1440
+ROUGH = 2080
 """Rows of k whose weights times v are added up by Tensor Cores in E4M3, before they are added to others in float32. Each product
 loses what lies beyond 14 digits of the sum: of sums of weights, 1 % for so many rows of normal scores, and 6 % for 4096."""
 

@@ -164,7 +164,8 @@ class _Gemv(TextKernel):
         # Little's law: what the blocks at work have under way arrives once in a latency, and no faster than memory gives it. It
         # is not all of a warp's turn at any time.
         ahead = 2 if self.tensor_cores else 1  # turns that are under way
-        flying = min(blocks, slots) * WARPS * warp.rows * warp.vectors * ahead * vector * own.under_way
+        of_row = min(warp.vectors, _vectors(problem))
+        flying = min(blocks, slots) * WARPS * warp.rows * of_row * ahead * vector * own.under_way
         rate = min(
             arch.gbps * 1e3 * (own.tensor_cores if self.tensor_cores else 1.0), flying / own.latency_us
         )  # as measured on an H200

@@ -31,7 +31,7 @@ from tccompile.errors import DeviceError, LaunchError, UsageError
 from tccompile.fuse.groups import join_groups
 from tccompile.fuse.sparse import offered
 from tccompile.ir.forms import Form, Packed, Sparse
-from tccompile.ir.ops import Conv, Gemm, Op, Rnn
+from tccompile.ir.ops import Attention, Conv, Gemm, Op, Rnn
 from tccompile.ir.packed import unpacked
 from tccompile.ir.program import Program
 from tccompile.ir.storage import elements, from_storage, pack_constant, to_storage
@@ -316,7 +316,7 @@ def _results(
             raise LaunchError(f"{candidate.kernel.name} {dict(candidate.config)}: {error}") from error
     for m in (*memory.values(), result):
         m.close()
-    wrong = disagreement(samples, y.dtype)
+    wrong = disagreement(samples, _roughest(trial.op, trial.program, y.dtype))
     return [Result(c, round(us, 3), w) for (c, _), us, w in zip(kept, times, wrong, strict=True)]
 
 
@@ -463,6 +463,12 @@ def _sample(engine: GpuEngine, addresses: Mapping[str, int], y: Tensor, where: i
     picked = np.unravel_index(rng.choice(y.size, SAMPLE) if y.size > SAMPLE else np.arange(y.size), y.shape)
     found = elements(memory.view(y.dtype.numpy), y)[picked]
     return np.asarray(from_storage(found, y.dtype), np.float64)
+
+
+def _roughest(op: Op, program: Program, y: DType) -> DType:
+    """The type whose tolerance counts: of the result; or of attention's operands, as its weights are rounded to their type."""
+    kinds = {program.tensors[name].dtype for name in op.operands} & {*FLOAT8} if isinstance(op, Attention) else set()
+    return max(kinds, default=y, key=TOLERANCE.__getitem__)
 
 
 def disagreement(samples: Sequence[np.ndarray], dtype: DType) -> list[str | None]:

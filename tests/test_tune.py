@@ -36,7 +36,7 @@ from tccompile.runtime.driver import Driver
 from tccompile.schedule import choose as schedule
 from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import FORMAT, Table, Timing, Timings, key, read, source, timings, with_times, write
-from tests.gpu.cases import program_of
+from tests.gpu.cases import attention, program_of
 from tests.networks import skeleton
 from tests.runtime.fake_driver import ILLEGAL_ADDRESS, FakeApi, floats
 from tests.small import image
@@ -520,3 +520,9 @@ def test_floats_of_8_bits_are_no_subnormals() -> None:
     for name, stored in data.items():
         values = from_storage(np.frombuffer(stored, np.uint8), DType.E4M3)
         assert (np.abs(values) < 2**-6).mean() < 0.02, name
+
+
+def test_weights_of_attention_are_as_rough_as_its_operands() -> None:
+    for kind, expected in ((DType.E4M3, DType.E4M3), (DType.F16, DType.F16)):
+        program = attention("a", (1, 2, 8, 16), 8, dtype=kind, stored=DType.F16)
+        assert tune._roughest(program.ops[0], program, DType.F16) is expected

@@ -38,7 +38,7 @@ def config(program: Program, bm: int, bn: int, splits: int = 1) -> dict:
     usually(
         [
             (gemm, ((40, 130), 70), 64, 64, 1),
-            (gemm, ((130, 330), 130), 128, 64, 2),
+            (gemm, ((130, 330), 130), 128, 128, 2),
             (gemm, ((20, 136), 200), 16, 64, 1),
             (conv, ((1, 64, 7, 5), 72, (3, 3), 1, None, 1, 1, "bias relu"), 64, 128, 1),
             (of_8_bits, ((70, 144), 40, (), S8), 64, 32, 1),
@@ -66,7 +66,7 @@ def test_what_is_multiplied_as_dense():
     assert why(sparse(gemm, (64, 128), 72), "sm_90a") == "None", "there the kernel of warpgroups says why"
 
 
-@pytest.mark.parametrize(("layer", "taken"), [(GemmLayer(4096, 4096, 4096), True), (GemmLayer(16, 64, 64), False)])
+@pytest.mark.parametrize(("layer", "taken"), [(GemmLayer(16, 4096, 4096), True), (GemmLayer(16, 64, 64), False)])
 def test_it_is_taken_where_it_is_faster(layer, taken):
     op, program = layer.parts()[-1]
     program = offered(program, [op.b])
