@@ -292,20 +292,19 @@ def roi_align(node: gs.Node, b: Builder) -> None:
         place = b.compute(b.new(f"{t.name}.place{axis}", shape), u, reads)
         spots.append(_region_spots(b, f"{t.name}.{axis}", place, n))
     image = element(batch.name, [coord(0)], x.shape[0])
-    there = (Range(element(batch.name, [coord(0)], x.shape[0] + 1), 0, x.shape[0]),) if _may_be_none(node.inputs[2]) else ()
     if points <= FEW_POINTS:
         rows, columns = (
             [(coord(0), coord(2 + a), constant(p), constant(k)) for p in range(points) for k in (0, 1)] for a in (0, 1)
         )
         reads = Reads(b, shape_of(t))
-        value = _of_taps(reads, x, image, there, spots, (rows, columns), mode)
+        value = _of_taps(reads, x, image, spots, (rows, columns), mode)
         b.compute(b.result(t, IMAGE[4]), value if mode == "max" else call("mul", value, 1.0 / points**2), reads)
         return
     whole = (r, c, cells[0] * points, cells[1] * points)
     reads = Reads(b, whole)
     place_of = [(quotient(coord(2 + axis), points, whole), remainder(coord(2 + axis), points, whole)) for axis in (0, 1)]
     rows, columns = ([(coord(0), *place, constant(k)) for k in (0, 1)] for place in place_of)
-    sampled = b.compute(b.new(f"{t.name}.sampled", whole), _of_taps(reads, x, image, there, spots, (rows, columns), mode), reads)
+    sampled = b.compute(b.new(f"{t.name}.sampled", whole), _of_taps(reads, x, image, spots, (rows, columns), mode), reads)
     split = (r, c, cells[0], points, cells[1], points)
     parts = b.new(f"{t.name}.cells", split)
     b.copy(View(sampled.name, (coord(0), coord(1), coord(2) * points + coord(3), coord(4) * points + coord(5))), parts)
@@ -322,31 +321,15 @@ Taps = tuple[Sequence[tuple[Index, ...]], Sequence[tuple[Index, ...]]]
 """Of both axes, where the places and the weights of what is read are in their tensors."""
 
 
-def _may_be_none(images: gs.Tensor) -> bool:
-    """Whether regions may be of image -1, which is none: see `load.counted.mixing.roi_align`."""
-    where = images.inputs[0] if images.inputs else None
-    if where is None or where.op != "Where" or not isinstance(where.inputs[2], gs.Constant):
-        return False
-    return bool((np.asarray(where.inputs[2].values) == -1).all())
-
-
-def _of_taps(
-    reads: Reads,
-    x: Tensor,
-    image: Index,
-    there: tuple[Range, ...],
-    spots: Sequence[tuple[Tensor, Tensor]],
-    taps: Taps,
-    mode: str,
-) -> Expr:
-    """The sum, or the maximum, of what taps along both axes read of an image, where there is one, times their weights."""
+def _of_taps(reads: Reads, x: Tensor, image: Index, spots: Sequence[tuple[Tensor, Tensor]], taps: Taps, mode: str) -> Expr:
+    """The sum, or the maximum, of what taps along both axes read of an image, times their weights."""
     (rows, row_weights), (columns, column_weights) = spots
     total: Expr | None = None
     for i in taps[0]:
         of_row, weight = None, reads.view(View(row_weights.name, i))
         for j in taps[1]:
             at = (image, coord(1), element(rows.name, i, x.shape[2]), element(columns.name, j, x.shape[3]))
-            value = call("mul", reads.view(View(x.name, at, there)), reads.view(View(column_weights.name, j)))
+            value = call("mul", reads.view(View(x.name, at)), reads.view(View(column_weights.name, j)))
             value = call("mul", value, weight) if mode == "max" else value
             of_row = value if of_row is None else call("max" if mode == "max" else "add", of_row, value)
         assert of_row is not None

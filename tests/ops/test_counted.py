@@ -282,26 +282,6 @@ def test_an_output_that_is_cut_takes_no_array() -> None:
             session.run(None, given, {net.outputs[0]: np.empty((2, 12), np.int64)})
 
 
-@pytest.mark.parametrize("ratio", [2, 3])
-def test_regions_that_are_not_there_are_of_no_image(ratio: int) -> None:
-    """Nothing is read for them, and they are no part of what is."""
-    net = Net(opset=17, x=(2, 3, 6, 7), rois=(5, 4), keep=(5,), of=(np.int64, (5,)))
-    there = net("Greater", "keep", np.float32(0))
-    rois, of = net("Compress", "rois", there, axis=0), net("Compress", "of", there, axis=0)
-    y = net("RoiAlign", "x", rois, of, output_height=2, output_width=3, sampling_ratio=ratio, spatial_scale=0.5)
-    model = net.out(y, net("ReduceSum", y, np.array([0]), keepdims=0)).model()
-    session = Session(without_code(model, precision="fp32"), "cpu")
-    rng = np.random.default_rng(0)
-    feeds: dict[str, np.ndarray] = {"x": rng.standard_normal((2, 3, 6, 7)).astype(np.float32), "of": np.array([1, 0, 1, 1, 0])}
-    feeds["rois"] = np.sort(rng.uniform(0, 12, (5, 2, 2)), 1).reshape(5, 4).astype(np.float32)
-    for keep in ([1, -1, 1, -1, 1], [-1] * 5, [1] * 5):
-        given = {**feeds, "keep": np.float32(keep)}
-        expected = reference(model, given)
-        for name, got in zip(net.outputs, session.run(None, given), strict=True):
-            assert got.shape == expected[name].shape
-            np.testing.assert_allclose(got, expected[name], 1e-5, 1e-5)
-
-
 def test_a_limit_is_kept_room_for_and_held_to() -> None:
     """By a user's word there is less than there may be; more in the data is an error, in what is computed of it too."""
     net = Net(x=(3, 4))

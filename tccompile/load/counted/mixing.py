@@ -9,7 +9,7 @@ import onnx
 import onnx.helper
 
 from tccompile.load.counted.late import numbers
-from tccompile.load.counted.parts import from_beginning
+from tccompile.load.counted.parts import from_beginning, in_range
 from tccompile.load.sizes import Axes, Number, Size, Sizes
 
 
@@ -151,15 +151,14 @@ def gemm(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
-    """A row for each region; those that are not there are of image -1, and nothing is read for them."""
+    """A row for each region."""
+    node.input[2] = in_range(s, node.input[2])
     x, rois, images = node.input
     for axis in s.of(x):
         raise s.refuse(x, axis)
     if s.of(rois).get(0) != s.of(images).get(0):
         name = rois if s.of(rois) else images
         raise s.refuse(name, 0, "regions and the images that they are of are not as many")
-    if 0 in s.of(images):
-        node.input[2] = s.masked(images, 0, -1)
     return s.says(node.output[0], {a: size for a, size in s.of(rois).items() if a == 0})
 
 
