@@ -48,8 +48,9 @@ from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
 from tccompile.ir.extent import Decisions, deciding
 from tccompile.ir.loops import held_apart
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import digest
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out

@@ -10,10 +10,11 @@ import numpy as np
 from tccompile.ir import weights
 from tccompile.ir.expr import ACC, Epilogue, View, call, const, coord, identity_view, load, reshape_view
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise, Reduce
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.storage import pack_constant
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal, Source, Transform
 from tccompile.kernels.spec import F32, I32, Arg, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
 from tccompile.plan.file import Plan

@@ -14,7 +14,8 @@ from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.ir import reference
 from tccompile.ir.ops import Conv, Gemm, Mlp
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
+from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tccompile.schedule.choose import schedule

@@ -13,8 +13,9 @@ import tccompile
 from tccompile.errors import InputError, PlanError, UnsupportedError
 from tccompile.ir.limits import check_program
 from tccompile.ir.loops import bodies, in_turn, together
+from tccompile.ir.memory import lifetimes
 from tccompile.ir.ops import Carry
-from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.program import Program
 from tccompile.load import unroll
 from tccompile.pipeline import without_code
 from tccompile.plan.file import from_bytes, to_bytes

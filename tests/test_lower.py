@@ -8,10 +8,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.ops import Conv, Pointwise
-from tccompile.ir.program import verify
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower, unsupported
 from tccompile.rewrites import rewrite

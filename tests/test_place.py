@@ -11,9 +11,10 @@ from hypothesis import given, settings
 
 from tccompile.ir.expr import Epilogue, call, identity_view, load
 from tccompile.ir.ops import Pointwise
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.kernels.spec import F32, I32, Counters, Im2colMap, Launch, Ptr, Scratch, TiledMap, Work, code
 from tccompile.plan.format import Address, Float, Int, Map
 from tccompile.schedule.place import ALIGN, Area, Placement, pack_areas, place

@@ -17,18 +17,19 @@ from tccompile.ir import halves, weights
 from tccompile.ir.expr import walk
 from tccompile.ir.feeds import samples, seeded
 from tccompile.ir.ops import Conv, Gemm, Softmax
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal, transform
 from tccompile.load.model import sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan.file import Plan
 from tccompile.precision import ranges
-from tccompile.precision.channels import powers_of
 from tccompile.precision.formats import _Choice, _scaled, precision
+from tccompile.precision.powers import powers_of
 from tccompile.precision.ranges import activations, total_flops
 from tccompile.precision.sensitivity import LIMIT, Need, _moved_softmax, fp16
 from tccompile.runtime.cpu import CpuEngine

@@ -16,11 +16,12 @@ from tccompile.ir import expr as e
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import ACC, FUNCTIONS, Epilogue, View, call, const, coord, identity_view, load
 from tccompile.ir.ops import OPS, Conv, Gemm, Norm, Op, Pointwise, Pool, Reduce, Resize, Softmax
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute, evaluate
 from tccompile.ir.storage import from_storage, nearest, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import ELEMENTS, DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal, Source
 from tccompile.lower.pointwise import FLOAT
 from tests.networks import relative_error

@@ -10,10 +10,11 @@ import pytest
 from tccompile.fuse.steps import in_steps
 from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load, walk
 from tccompile.ir.ops import Gemm
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
 from tccompile.ir.weights import evaluate as value_of
 

@@ -9,9 +9,11 @@ import pytest
 
 from tccompile.fuse import fuse
 from tccompile.fuse.twice import store_twice
+from tccompile.ir.memory import lifetimes
 from tccompile.ir.ops import Norm
-from tccompile.ir.program import Program, earlier, lifetimes, verify
+from tccompile.ir.program import Program, earlier
 from tccompile.ir.reference import evaluate
+from tccompile.ir.verify import verify
 from tccompile.layout import lay_out
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower

@@ -9,8 +9,9 @@ from itertools import accumulate
 from typing import Any
 
 from tccompile.ir.loops import times
+from tccompile.ir.memory import lifetimes
 from tccompile.ir.ops import Conv, Gemm, Op
-from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import sources_of

@@ -15,7 +15,8 @@ from tccompile.arch import ARCHS
 from tccompile.cli.profile_page import KEY, MARGIN, MOVES, STYLE, WIDTH, colour, kernel, table, ticks, timeline
 from tccompile.cli.report import Json, explain, size_text
 from tccompile.ir.loops import times as times_of
-from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.memory import lifetimes
+from tccompile.ir.program import Program
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Entry, Section
 from tccompile.runtime.profile import Profile, Roof, StepProfile, traffic

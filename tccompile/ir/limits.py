@@ -1,6 +1,6 @@
 """What a program from an untrusted file must keep to, before anything is done with it: sizes, depths, shapes, names.
 
-`program.verify` holds our own stages to the rules of a Program, and Python may be told to skip it (-O). Whatever memory or
+`verify` holds our own stages to the rules of a Program, and Python may be told to skip it (-O). Whatever memory or
 time depends on is checked here in any case; then `verify` is asked for the rest.
 """
 
@@ -20,10 +20,11 @@ from tccompile.ir.memory import COMPARED, Block, Budget, Line, block_of, common
 from tccompile.ir.ops import Carry, Op, Pointwise
 from tccompile.ir.ops.op import OneOf
 from tccompile.ir.ops.rules import EXTENT
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.sparse import shapes, whole
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import ELEMENTS, DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform
 
 RANK = 16

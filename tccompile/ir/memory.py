@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from tccompile.errors import PlanError
 from tccompile.ir.extent import Extent
+from tccompile.ir.loops import kept
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 
@@ -222,3 +223,21 @@ def ordered(own: Sequence[Sequence[Access]], cooperative: Sequence[bool], budget
             needed |= last
             last = {i}
         yield needed
+
+
+def lifetimes(program: Program, within: Sequence[int] = ()) -> dict[str, tuple[int, int]]:
+    """The first and the last op that use each tensor that owns storage in the arena, in the order in which they come up; what the
+    body of a loop reads of outside is in use to the body's end.
+
+    within  for each op, if given, the other one with which it is computed, or -1
+    """
+    elsewhere = {*program.inputs, *program.outputs, *program.constants}
+    out: dict[str, tuple[int, int]] = {}
+    for i, op in enumerate(program.ops):
+        for name in (*op.inputs, *op.results):
+            owner = program.tensors[name].storage
+            if owner not in elsewhere:
+                other = within[i] if within and within[i] >= 0 else i
+                first, last = out.get(owner, (i, i))
+                out[owner] = min(first, other), max(last, i, other)
+    return kept(out, program)

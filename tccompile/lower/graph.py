@@ -1,6 +1,6 @@
 """From a graph of standard ONNX ops to the typed Program: one converter an ONNX op, in `ops/`.
 
-Needs: one opset, static shapes, constants folded. Guarantees: what `program.verify` checks; floats are F32 (the precision
+Needs: one opset, static shapes, constants folded. Guarantees: what `verify` checks; floats are F32 (the precision
 stage chooses fp16 later), images NHWC, the innermost axis padded as `tensor.dense` does (by format: later too).
 """
 

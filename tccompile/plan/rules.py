@@ -16,9 +16,9 @@ from tccompile.arch import ARCHS
 from tccompile.errors import PlanError
 from tccompile.ir.extent import Extent
 from tccompile.ir.limits import SIZE, check_program, require
-from tccompile.ir.memory import COMPARED, Budget, accesses, ordered, whereabouts
+from tccompile.ir.memory import COMPARED, Budget, accesses, lifetimes, ordered, whereabouts
 from tccompile.ir.ops import Op
-from tccompile.ir.program import Program, lifetimes
+from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.weights import Source, extents, leaves
 from tccompile.plan.code import has_function, targets

@@ -16,7 +16,7 @@ from tccompile.ir.extent import round_up
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate, rounded_before
-from tccompile.precision.channels import powers_of
+from tccompile.precision.powers import powers_of
 from tccompile.precision.sensitivity import Need, Sensitivity
 from tccompile.refit.held import spread
 

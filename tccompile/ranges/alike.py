@@ -16,7 +16,8 @@ import numpy as np
 
 from tccompile.errors import UnsupportedError
 from tccompile.ir.extent import ChangedError, Decisions, Extent, UndecidedError
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
+from tccompile.ir.verify import verify
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
 from tccompile.ranges.fit import fit, padded

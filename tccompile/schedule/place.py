@@ -15,8 +15,8 @@ from itertools import accumulate, combinations
 from operator import and_
 
 from tccompile.ir.extent import Extent, most, round_up
-from tccompile.ir.memory import NOWHERE, Budget, Span, accesses, ordered, whereabouts
-from tccompile.ir.program import Program, earlier, lifetimes
+from tccompile.ir.memory import NOWHERE, Budget, Span, accesses, lifetimes, ordered, whereabouts
+from tccompile.ir.program import Program, earlier
 from tccompile.kernels import spec
 from tccompile.kernels.spec import Im2colMap, Launch, TiledMap, Work
 from tccompile.plan.format import Address, Float, Int, Map, PlanArg

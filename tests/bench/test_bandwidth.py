@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS
-from tccompile.ir.program import verify
 from tccompile.ir.reference import compute
+from tccompile.ir.verify import verify
 from tccompile.schedule.choose import candidates
 from tests.bench import bandwidth
 from tests.bench.bandwidth import KERNEL, cases

@@ -65,10 +65,11 @@ from tccompile.ir.ops import (
 )
 from tccompile.ir.ops.rnn import GATES
 from tccompile.ir.packed import packed_scales, packed_values, packed_zeros
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
 
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,11 @@ from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
 from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load
 from tccompile.ir.ops import Conv, Gemm, Op
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import Tensor, dense, padding, per_row
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
 from tccompile.kernels import KERNELS
 from tccompile.kernels.conv_halo import ConvHalo

@@ -17,11 +17,12 @@ from tccompile.errors import PlanError
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, coord, load
 from tccompile.ir.memory import COMPARED, Budget
 from tccompile.ir.ops import Conv
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.options import Options
 from tccompile.pipeline import to_program

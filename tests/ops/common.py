@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
+from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tests.networks import feeds, reference, relative_error

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tccompile.errors import UnsupportedError
-from tccompile.ir.program import verify
 from tccompile.ir.reference import evaluate
+from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tests.networks import relative_error

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tccompile.ir.ops import Gemm
-from tccompile.ir.program import verify
 from tccompile.ir.reference import evaluate
+from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
 from tccompile.lower.graph import lower
 from tests.networks import relative_error

@@ -7,7 +7,7 @@ import pytest
 
 from tccompile.fuse import fuse
 from tccompile.ir.ops import Scatter
-from tccompile.ir.program import verify
+from tccompile.ir.verify import verify
 from tests.ops.common import Net, agrees
 
 INT = np.int64

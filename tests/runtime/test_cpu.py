@@ -11,11 +11,12 @@ import pytest
 from tccompile.errors import InputError, LaunchError, PlanError, UsageError, VerificationError
 from tccompile.ir.expr import ACC, Epilogue, View, call, coord, element, identity_view, load
 from tccompile.ir.ops import Conv, Pointwise
-from tccompile.ir.program import Program, verify
+from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.storage import from_storage, pack_constant, to_storage
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
+from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
 from tccompile.kernels.spec import Work
 from tccompile.plan.file import Plan
