@@ -177,9 +177,8 @@ class Tile:
 
     @property
     def ahead(self) -> int:
-        """Tiles that have room in such a place: two where results take little of it: what is added comes a tile ahead, and a
-        swapped warpgroup's box is filled while the one before is stored."""
-        return 2 if self.result < RESULT and (self.added or self.paired) else 1
+        """Tiles that have room in such a place: two where what is added takes little of it."""
+        return 2 if self.added and self.result < RESULT else 1
 
     @property
     def staged(self) -> int:

@@ -500,11 +500,11 @@ class Turned(Results):
     halves, of which a lane has columns c and c + 8, or bytes, of which it has neighbours: `Operand.paired`.
 
     shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
-    `turn` says which of a place's parts is next, as that of `Boxes` does where something is added.
+    `turn` is that of `Boxes`, where something is added.
     """
 
     def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
-        added, several = staging.landed is not None, staging.tiles > 1
+        added, early = staging.landed is not None, staging.tiles > 1
         maps = 1 + added
         line = staging.result * 64
         turning, place = (
@@ -513,7 +513,7 @@ class Turned(Results):
         kept, put_span, extra = turning(span, added, params)
         super().__init__(params, maps, extra)
         (bm, bn), box_bytes = shape, staging.each // staging.tiles
-        take, boxes_read, box_read = taking(bm, span, staging.sums, params), hw.boxes_read(0), hw.boxes_read(staging.tiles - 1)
+        take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
         part_of, barrier_of, phase, after = _turns(staging)
         assert piece == bm or not added, "what is added comes in one box"
 
@@ -534,7 +534,7 @@ class Turned(Results):
                 hw.barrier_wait(barrier_of(base, group, turn), phase(turn))
             else:
                 if leads:
-                    box_read()
+                    boxes_read()
                 hw.sync_group(i32(group + 1))
             c = i32(n + warp * 16 + of_lane)
             for part in range(bm // span):
@@ -543,7 +543,7 @@ class Turned(Results):
             hw.sync_group(i32(group + 1))
             if leads:
                 hw.store_box(e[0], own, i32(n + group * 64), m, number)
-            return after(turn)
+            return after(turn) if added else turn
 
         @inline
         def ask(thread, tile, turn, e):
@@ -559,7 +559,7 @@ class Turned(Results):
 
         self.keep, self.finish, self.drain = keep, finish, drain_boxes()
         if added:
-            self.init, self.ask, self.early = landing(bn // 64 * staging.tiles, staging.landed or 0), ask, several
+            self.init, self.ask, self.early = landing(bn // 64 * staging.tiles, staging.landed or 0), ask, early
         if piece < bm:
             self.finish = _finish_in_pieces(shape, span, piece, staging, (put_span, take))
 
