@@ -178,14 +178,14 @@ class Tile:
     @property
     def ahead(self) -> int:
         """Tiles that have room in such a place: two where what is added takes little of it."""
-        return 2 if self.added and self.result < RESULT else 1
+        return 2 if self.added and self.result < RESULT and not self.swapped else 1
 
     @property
     def staged(self) -> int:
         """Bytes of such a place."""
         boxes = self.ahead * self.bn // self.columns if self.added else BOXES
         if self.swapped:
-            boxes = self.ahead * min(self.bm // self.piece, PIECES)
+            boxes = min(self.bm // self.piece, PIECES)
         return boxes * self.result * self.box[0] * self.box[1] if self.boxed else 16 * self.pitch
 
     @cached_property

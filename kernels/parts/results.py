@@ -500,11 +500,11 @@ class Turned(Results):
     halves, of which a lane has columns c and c + 8, or bytes, of which it has neighbours: `Operand.paired`.
 
     shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
-    `turn` is that of `Boxes`, where something is added.
+    `turn` is the parity of its barrier's phase, where something is added.
     """
 
     def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
-        added, early = staging.landed is not None, staging.tiles > 1
+        added = staging.landed is not None
         maps = 1 + added
         line = staging.result * 64
         turning, place = (
@@ -512,9 +512,8 @@ class Turned(Results):
         )
         kept, put_span, extra = turning(span, added, params)
         super().__init__(params, maps, extra)
-        (bm, bn), box_bytes = shape, staging.each // staging.tiles
+        (bm, bn), at_results, each, landed = shape, staging.at, staging.each, staging.landed or 0
         take, boxes_read = taking(bm, span, staging.sums, params), hw.boxes_read(0)
-        part_of, barrier_of, phase, after = _turns(staging)
         assert piece == bm or not added, "what is added comes in one box"
 
         @inline
@@ -527,11 +526,11 @@ class Turned(Results):
             number, _, row_tile, column_tile = tile
             m, n = i32(row_tile * bm), i32(column_tile * bn)
             group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
-            own = part_of(base, group, turn)
+            own = u32(base + at_results + group * each)
             inside, of_lane = place(warp, lane)
             at = u32(own + inside)
             if added:
-                hw.barrier_wait(barrier_of(base, group, turn), phase(turn))
+                hw.barrier_wait(u32(base + landed + group * 8), turn)
             else:
                 if leads:
                     boxes_read()
@@ -543,7 +542,7 @@ class Turned(Results):
             hw.sync_group(i32(group + 1))
             if leads:
                 hw.store_box(e[0], own, i32(n + group * 64), m, number)
-            return after(turn) if added else turn
+            return i32(turn ^ 1)
 
         @inline
         def ask(thread, tile, turn, e):
@@ -553,13 +552,13 @@ class Turned(Results):
             group = i32(warp >> 2)
             if (warp & 3) == 0 and lane == 0:
                 boxes_read()
-                barrier = barrier_of(base, group, turn)
-                hw.barrier_expect(barrier, box_bytes)
-                hw.copy_box(part_of(base, group, turn), e[1], barrier, i32(n + group * 64), m, number)
+                barrier = u32(base + landed + group * 8)
+                hw.barrier_expect(barrier, each)
+                hw.copy_box(u32(base + at_results + group * each), e[1], barrier, i32(n + group * 64), m, number)
 
         self.keep, self.finish, self.drain = keep, finish, drain_boxes()
         if added:
-            self.init, self.ask, self.early = landing(bn // 64 * staging.tiles, staging.landed or 0), ask, early
+            self.init, self.ask = landing(bn // 64, landed), ask
         if piece < bm:
             self.finish = _finish_in_pieces(shape, span, piece, staging, (put_span, take))
 
