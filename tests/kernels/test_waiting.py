@@ -43,7 +43,7 @@ CASES = {
     "depthwise_mma": "depthwise_7x7", "depthwise_sm90": "depthwise_tail", "mlp": "mlp_small", "reduce": "sum_of_one",
     "softmax": "softmax_of_one", "pointwise": "integers", "pool": "mean_pool_of_one", "resize": "resize_fp32",
     "rnn_mma": "gru_before", "rnn_simt": "rnn_fp32", "cumulate": "cumsum_integers", "scan": "cumsum_integers",
-    "places": "places", "suppress": "suppress", "top_k": "top_k_integers", "sort": "top_k_all",
+    "carry": "carry", "places": "places", "suppress": "suppress", "top_k": "top_k_integers", "sort": "top_k_all",
     "scatter": "scatter_integers", "trees": "trees_of_one", "custom": "custom_optional",
 }  # fmt: skip
 """For every kernel, the smallest case that it takes."""
