@@ -566,7 +566,8 @@ class PairSm90(Joint):
     def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
         found = described(ops, program)
         assert isinstance(found, Products)
-        for slots, groups in product((3, 2), (4, 3, 2)):
+        few = (3, 2) if BITS[found.operands[-1].kinds[0]] == 8 else (3,)  # halves wait for memory, whatever the warpgroups
+        for slots, groups in product(few, (4, 3, 2)):
             ways = ({"groups": groups, "slots": slots, "ahead": ahead, "parts": 2 if groups == 4 else 1} for ahead in (2, 1))
             yield from [c for c in ways if _fits(found.tile(c), arch)][:1]
 
