@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tccompile.errors import UnsupportedError
+from tccompile.errors import PlanError, UnsupportedError
 from tccompile.ir.extent import ChangedError, Decisions, Extent, UndecidedError
+from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
@@ -178,7 +179,8 @@ def _other(
         made, own = found.at(point), program_at(point)
         try:
             verify(made)
-        except AssertionError as why:
+            check_program(made)
+        except (AssertionError, PlanError) as why:
             return point, UndecidedError(str(why))
         try:
             differ(made, own, ())
