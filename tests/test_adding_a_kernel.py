@@ -32,7 +32,7 @@ def test_the_whole_kernel(tmp_path: Path) -> None:
     (tmp_path / "kernels" / "sum_rows.py").write_text(module, encoding="utf-8")
     (tmp_path / "tests" / "kernels" / "test_sum_rows.py").write_text(test, encoding="utf-8")
     kernels = tmp_path / "kernels" / "__init__.py"
-    added(kernels, "from tccompile.kernels.spec import Joint, Kernel", "from tccompile.kernels.sum_rows import SumRows")
+    added(kernels, "from tccompile.kernels.spec import Family, Joint, Kernel", "from tccompile.kernels.sum_rows import SumRows")
     added(kernels, "KERNELS: tuple[Kernel, ...] = (", listed[0])
     added(tmp_path / "tests" / "gpu" / "cases.py", "CASES: Cases = {", case)
     added(tmp_path / "tests" / "kernels" / "test_waiting.py", "CASES = {", f"{smallest[0]},")
