@@ -10,6 +10,7 @@ from tccompile.ir import limits
 from tccompile.plan import file as plan_file
 from tccompile.plan import rules
 from tests.fuzz.plans import join, seeds, split, tried
+from tests.tiers import thorough
 
 COUNT = 300
 
@@ -26,6 +27,7 @@ def test_plans_to_begin_with_are_whole():
         assert plan_file.to_bytes(plan_file.from_bytes(join(*split(file)))) == file
 
 
+@thorough
 @pytest.mark.parametrize(
     "module, check",
     [(rules, "_check_lifetimes"), (rules, "_check_edges"), (limits, "_check_written")],
