@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tccompile.arch import ARCHS, Arch, Feature
 from tccompile.emit import toolchain
@@ -96,9 +97,12 @@ def _launches(plan: Plan, number: int, section: Section, launched: set[Code]) ->
             continue
         try:
             if i in together:
-                work = _work_of_several([program.ops[k] for k in together[i]], step, program, arch)
+                several = [program.ops[k] for k in together[i]]
+                work = _work(joint(step.kernel), several, step, program, arch)
             else:
-                work = _work(direct.get(i, op), step, program, arch)
+                own = direct.get(i, op)
+                kernel = next((k for k in KERNELS if k.name == step.kernel and isinstance(own, k.realises)), None)
+                work = _work(kernel, own, step, program, arch)
         except Exception as error:  # a config that the kernel does not know may make it stumble over anything
             what = error if isinstance(error, CodegenError) else f"{step.kernel} cannot be asked for its launches: {error!r}"
             yield Difference(place, str(what))
@@ -108,26 +112,12 @@ def _launches(plan: Plan, number: int, section: Section, launched: set[Code]) ->
         yield from (Difference(place, what) for what in _compared(work, step, layout, plan.images, arch))
 
 
-def _work(op: Op, step: Step, program: Program, arch: Arch) -> Work:
-    """What the step's kernel launches for the op."""
-    kernel = next((k for k in KERNELS if k.name == step.kernel and isinstance(op, k.realises)), None)
+def _work(kernel: Any, ops: Op | Sequence[Op], step: Step, program: Program, arch: Arch) -> Work:
+    """What the step's kernel launches for an op, or for several: a Kernel takes one, a Joint several; None if there is none."""
     if kernel is None:
         raise CodegenError(f"there is no kernel {step.kernel!r} for it")
-    if (refusal := kernel.supports(op, program, arch)) is not None:
-        raise CodegenError(f"{step.kernel} does not take it: {refusal}")
-    config: Config = dict(step.config)
-    if not any(config == known for known in kernel.configs(op, program, arch)):
-        raise CodegenError(f"{step.kernel} has no config {config}")
-    return kernel.work(op, program, config, arch)
-
-
-def _work_of_several(ops: Sequence[Op], step: Step, program: Program, arch: Arch) -> Work:
-    """What the step's kernel launches for these ops."""
-    kernel = joint(step.kernel)
-    if kernel is None:
-        raise CodegenError(f"there is no kernel {step.kernel!r} of several ops")
     if (refusal := kernel.supports(ops, program, arch)) is not None:
-        raise CodegenError(f"{step.kernel} does not take them: {refusal}")
+        raise CodegenError(f"{step.kernel} does not take it: {refusal}")
     config: Config = dict(step.config)
     if not any(config == known for known in kernel.configs(ops, program, arch)):
         raise CodegenError(f"{step.kernel} has no config {config}")
