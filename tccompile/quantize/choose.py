@@ -40,6 +40,7 @@ from tccompile.quantize.known import (
     stored,
 )
 from tccompile.quantize.smooth import smoothed
+from tccompile.rewrites.quantized import moves
 
 Steps = Sequence[tuple[Collection[str], float]]
 """The names of each step's nodes, and its time in microseconds."""
@@ -121,7 +122,10 @@ class Entries:
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
-        self.makers = {t.name: node.name for graph in graphs for node in graph.nodes for t in node.outputs}
+        self.makers = dict[str, tuple[str, ...]]()
+        for node in chain.from_iterable(graph.nodes for graph in graphs):
+            before = (name for x in moves(node) or () for name in self.makers.get(x.name, ()))
+            self.makers |= dict.fromkeys((t.name for t in node.outputs), tuple(dict.fromkeys((node.name, *before))))
         self.floats = self.times((), {})
         mean = sum(self.floats.values()) / len(self.floats)
         self._scales = {arch: mean / total if total else 1.0 for arch, total in self.floats.items()}
@@ -246,17 +250,17 @@ def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) ->
 
 
 def share_out(
-    steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int], makers: Mapping[str, str]
+    steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int], makers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """Each step's time as that of the activations which it multiplies, or else makes, quantizes or reads: by their names.
 
-    makers  the nodes that make tensors, by name: a norm, say, takes its time whether it stores bytes or floats
+    makers  the nodes that make each tensor, by its name: a norm, say, takes its time whether it stores bytes or floats
     """
     times = dict.fromkeys((a.name for a in activations), 0.0)
     multiplies = {layer: a.name for a in activations for layer in a.layers}
     multiplies |= {f"{layer}/{op}": name for layer, name in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
     stores = {node: a.name for a in activations for t in a.how[choice[a.name]] for node in (quantize_of(t), dequantize_of(t))}
-    stores |= {makers[t]: a.name for a in activations for how in a.how for t in how if t in makers}
+    stores |= {node: a.name for a in activations for how in a.how for t in how for node in makers.get(t, ())}
     for nodes, time in steps:
         owners = {multiplies[n] for n in nodes if n in multiplies} or {stores[n] for n in nodes if n in stores}
         for name in owners:
