@@ -206,12 +206,17 @@ def choose(
 def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:
     """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
     faster at the least price of error."""
-    alone = timed(joined(known.alone, floats), entries, floats)
+    alone = timed(joined(known.alone, floats), entries, floats, known.added)
     if not known.tied:
         return alone
-    tied = timed(joined(known.tied, floats), entries, floats)
-    took = [entries.time([t.activation for t in found], _at(found, least)) for found in (alone, tied)]
-    return alone if took[0] <= took[1] else tied
+    tied = timed(joined(known.tied, floats), entries, floats, known.added)
+    sums = {a.name: way for a in known.added for way in a.ways[1:2]}
+
+    def took(found: list[Timed]) -> float:
+        activations, choice = [*(t.activation for t in found), *known.added], _at(found, least)
+        return min(entries.time(activations, choice | more) for more in ({}, sums)[: 1 + bool(sums)])
+
+    return alone if took(alone) <= took(tied) else tied
 
 
 def joined(activations: Sequence[Activation], floats: Steps) -> list[Activation]:
@@ -239,13 +244,18 @@ def _as_one(members: Sequence[Activation]) -> Activation:
     return Activation(members[0].name, layers, tuple(hows), ways, tuple(squares))
 
 
-def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) -> list[Timed]:
-    """The activations with estimates of what their steps take for each way to store them."""
+def timed(
+    activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()
+) -> list[Timed]:
+    """The activations with estimates of what their steps take for each way to store them. Results that are only added to others
+    are then stored in the same way, where they may be: what makes such a one, and the sum, may be one launch."""
     by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS), entries.makers)]
     for way in WAYS[1:]:
         likely = {a.name: next((w for w in (way, WITHOUT_ALL.get(way)) if w in a.ways), FLOATS) for a in activations}
         some = any(way in a.ways for a in activations)
-        by_way.append(share_out(entries.steps(activations, likely), activations, likely, entries.makers) if some else by_way[0])
+        sums = {a.name: way for a in added if way in a.ways}
+        steps = entries.steps([*activations, *added], likely | sums) if some else ()
+        by_way.append(share_out(steps, activations, likely, entries.makers) if some else by_way[0])
     return [Timed(a, tuple(times[a.name] for times in by_way)) for a in activations]
 
 
