@@ -32,6 +32,7 @@ which a lane has two, is read before the products are there. Otherwise lanes sto
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tccompile.arch import Arch
@@ -42,7 +43,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import coarse
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
+from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
@@ -375,6 +376,8 @@ class Hopper(OneWay):
             how = sparse
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
+        if t.eights:
+            boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
@@ -399,6 +402,7 @@ class Hopper(OneWay):
                 result=t.result,
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
+                **({"eights": True} if t.eights else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -412,7 +416,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added, teams=params.get("teams", 1))
+        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
@@ -445,7 +449,10 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
-    return tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+    whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
+    eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
+    return replace(t, eights=True) if eights else t
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)
