@@ -495,7 +495,8 @@ EIGHTS = 8
 def rows_by_eight(line: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `rows_of_boxes`, of 32 columns, in a box's rows of `line` bytes, which a lane takes by eight."""
     compute, extra = epilogue.build_results(params)
-    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, EIGHTS, space="shared"), 8 * line
+    dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
+    store = memory.store(dtype, EIGHTS, space="shared", rounds=dtype in BYTES)
     load = epilogue.load_added(params, EIGHTS, "shared") if added else None
 
     @inline
