@@ -576,7 +576,7 @@ def _rows_of_bytes(params: tuple[Value, ...], line: int, added: bool) -> tuple[A
     from tccompile.kernels.ptx.core import inline, u32
 
     compute, extra = epilogue.build_results(params)
-    store = memory.store(epilogue.Form.decoded(params).y.dtype, 8, space="shared")
+    store = memory.store(epilogue.Form.decoded(params).y.dtype, 8, space="shared", rounds=True)
     load = epilogue.load_added(params, 8, "shared") if added else None
     below = 8 * line
 
