@@ -244,9 +244,7 @@ def _as_one(members: Sequence[Activation]) -> Activation:
     return Activation(members[0].name, layers, tuple(hows), ways, tuple(squares))
 
 
-def timed(
-    activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()
-) -> list[Timed]:
+def timed(activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()) -> list[Timed]:
     """The activations with estimates of what their steps take for each way to store them. Results that are only added to others
     are then stored in the same way, where they may be: what makes such a one, and the sum, may be one launch."""
     by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS), entries.makers)]
