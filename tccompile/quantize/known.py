@@ -240,6 +240,11 @@ class Off:
         """What is held to the bound."""
         return self.expected if self.own is None else self.own
 
+    @property
+    def margin(self) -> float:
+        """How many times as far off as the worst of the inputs new ones are expected to be; 1 by the user's own metric."""
+        return self.expected / self.largest if self.largest and self.own is None else 1.0
+
 
 class Measure:
     """Runs a graph, whose channels are smoothed, with some in bytes beside float32.
@@ -358,7 +363,7 @@ def _sum(observed: Observed, name: str) -> Activation:
     values = observed.values[name]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.likely(), float8), values.means, shared=True, tied=True)
+        one = Tensor(grid_of(values.likely(float8), float8), values.means, shared=True, tied=True)
         how += [{}, {name: one}]
         squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
     return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
@@ -368,7 +373,7 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.likely(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
+        one = Tensor(grid_of(values.likely(float8), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
         rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
         by_weights = sum((g * weight_error(rows, float8)) ** 2 for g, rows in rounded)
@@ -388,7 +393,7 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
     how, moved = dict[str, Tensor](), (_gain(observed, one.node.outputs[0].name) * WEIGHTS_OFF) ** 2
     for name in one.reads:
         values = observed.values[name]
-        how[name] = Tensor(grid_of(values.likely(), float8=True), values.means, shared=False)
+        how[name] = Tensor(grid_of(values.likely(float8=True), float8=True), values.means, shared=False)
         moved += (_gain(observed, name) * _rounding(values, how[name].grid)) ** 2
     ways = [how if way == FLOAT8_OPERANDS else {} for way in WAYS]
     squares = tuple(moved if way == FLOAT8_OPERANDS else 0.0 for way in WAYS)
@@ -398,9 +403,9 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
 def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    sample = np.concatenate([v.likely() for v in seen])
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
+        sample = np.concatenate([v.likely(way == FLOAT8_OPERANDS) for v in seen])
         grid = grid_of(sample, way == FLOAT8_OPERANDS, any(layer.depthwise for layer in own))
         moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
         alone = sum(a.squares[way] for a in operands)
