@@ -239,7 +239,7 @@ def runs_of(net: Net, count: int, seed: int = 3) -> list[dict[str, np.ndarray]]:
 def calibration(net: Net, shared: bool) -> Chosen:
     graph, weights = rewritten(net), sources(net.model())
     found, _ = layers(graph)
-    seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda: None)
     outputs_ = {t.name for t in (*graph.outputs, *graph.inputs)}
     tensors = {n: Tensor(grid_of(v.all()), v.means, shared and n not in outputs_) for n, v in seen.values.items()}
     return Chosen(tensors, {}, tuple(x.name for x in found), (), {}, Off(0.0, 0.0), 1, 0, {})
@@ -338,7 +338,7 @@ def convolutions() -> Net:
 def test_channels_are_made_alike_and_results_stay(net: Net, name: str) -> None:
     graph, model = rewritten(net), net.model()
     wanted = {x.x.name: x.channels for x in layers(graph)[0]}
-    seen = observe(lower(graph), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), sources(model), wanted, lambda: None)
     found = factors(graph, seen.values)
     assert found.keys() == {name}
     assert (np.log2(found[name]) % 1 == 0).all()
@@ -346,7 +346,7 @@ def test_channels_are_made_alike_and_results_stay(net: Net, name: str) -> None:
     check_recipes(made, model)
     for ref, got in zip(reference(model, feeds).values(), reference(gs.export_onnx(made), feeds).values(), strict=True):
         assert relative_error(got, ref) <= 1e-6
-    again = observe(lower(made), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    again = observe(lower(made), runs_of(net, 2), sources(model), wanted, lambda: None)
     spread = [np.std(np.log(m[m > 0])) for m in (v.values[name].magnitudes for v in (seen, again))]
     assert spread[1] < spread[0] / 2
     whole, plain = chosen(net, 1.0), Chosen({n: t for n, t in calibration(net, shared=True).tensors.items()}, {}, *rest(net))
@@ -374,7 +374,7 @@ def test_channels_stay_as_they_are_where_others_see_them() -> None:
     for net in (gelu, shown, added, alike):
         graph = rewritten(net)
         wanted = {x.x.name: x.channels for x in layers(graph)[0]}
-        assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda done: None).values)
+        assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda: None).values)
 
 
 @pytest.mark.parametrize("pixels", [32, 40])
@@ -398,7 +398,7 @@ def test_channels_that_are_always_zero_have_no_size() -> None:
     h = net("LayerNormalization", "x", sizes, axis=-1)
     net.out(net("MatMul", h, net.normal(64, 32)))
     graph = rewritten(net)
-    seen = observe(lower(graph), runs_of(net, 2), sources(net.model()), {h: 1}, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), sources(net.model()), {h: 1}, lambda: None)
     with np.errstate(all="raise"):
         (f,) = factors(graph, seen.values).values()
     assert (np.log2(f) % 1 == 0).all()
@@ -668,7 +668,7 @@ def test_gains_say_what_moves_the_outputs() -> None:
     h = hidden("Relu", hidden("MatMul", "x", net.normal(64, 64, scale=0.125)))
     hidden.out(hidden("Add", hidden("MatMul", h, net.normal(64, 64, scale=0.125)), np.full((1, 64), 100, np.float32)))
     gains = [
-        observe(lower(g), runs_of(net, 1), sources(n.model()), {}, lambda done: None).gains["t1"]
+        observe(lower(g), runs_of(net, 1), sources(n.model()), {}, lambda: None).gains["t1"]
         for g, n in ((plain, net), (rewritten(hidden), hidden))
     ]
     assert 0.5 < gains[0] < 2 and gains[1] < 0.05
@@ -683,7 +683,7 @@ def test_gains_do_not_add_up_where_nothing_grows() -> None:
         h = net("Mul", h, net("Sigmoid", h))
         h = net("Concat", *net("Split", h, axis=1, num_outputs=2, outputs=2), axis=1)
     net.out(h)
-    gains = observe(lower(rewritten(net)), runs_of(net, 1), sources(net.model()), {}, lambda done: None).gains
+    gains = observe(lower(rewritten(net)), runs_of(net, 1), sources(net.model()), {}, lambda: None).gains
 
     def behind(y: np.ndarray) -> np.ndarray:
         for w in (*ws[1:], None):
@@ -949,7 +949,7 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept)
     opened = read(model)
     found = calibrated(opened, options)
-    (head,) = quantization_notes(found, options)
+    head, *_ = quantization_notes(found, options)
     assert head.startswith("int8: 2 of 2 products; outputs are off by ") and "sm_90a" in head
     assert "on 4 examples of the data, 1 of them held back" in head
     data.unlink()

@@ -104,7 +104,7 @@ def test_what_lies_between_products_is_in_float8() -> None:
     graph, weights = rewrite(load(net.model())), sources(net.model())
     x = {"x": np.random.default_rng(3).standard_normal((1, 16, 8, 8)).astype(np.float32)}
     whole = lower(graph)
-    seen = observe(whole, [x], weights, {name: 1 for name in ("x", "t1", "t2")}, lambda done: None).values
+    seen = observe(whole, [x], weights, {name: 1 for name in ("x", "t1", "t2")}, lambda: None).values
     grids = {"x": grid_of(seen["x"].all(), True), "t1": grid_of(seen["t1"].all(), True)}
     grids["t2"] = grids["t1"]
     tensors = {name: Tensor(grid, seen[name].means, shared=True, tied=True) for name, grid in grids.items()}

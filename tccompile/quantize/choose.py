@@ -172,6 +172,8 @@ def choose(
     def error(choice: Mapping[str, int]) -> float:
         return off(choice).counts
 
+    if measure is not None:
+        measure.expect(TRIES)
     whole, _ = within(found, bound, error, least)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
 
 import numpy as np
 
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.reference import evaluate, rounded_before
+from tccompile.ir.reference import Kept, evaluate, rounded_before
 from tccompile.ir.storage import nearest
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.precision.sensitivity import Sensitivity
@@ -126,20 +125,20 @@ def observe(
     runs: Collection[Mapping[str, np.ndarray]],
     sources: Mapping[str, np.ndarray],
     wanted: Mapping[str, int],
-    progress: Callable[[int], object],
+    done: Callable[[], None],
     gains: Mapping[str, float] | None = None,
 ) -> Observed:
     """Run a program that is not fused on inputs, in float32.
 
     sources   the model's weights by name
     wanted    tensors by name, and which of their axes is that of their channels
-    progress  called with how many ops have run
+    done      called after each op
     gains     where they are known, they are not measured
     """
     values: dict[str, Values] = {}
     wrong = set[str]()
     put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
-    sensitivity, done, each = Sensitivity(program, steady=False), count(1), max(SAMPLE // len(runs), 1)
+    sensitivity, each = Sensitivity(program, steady=False), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
         if name in wanted and y.size:
@@ -155,7 +154,7 @@ def observe(
             left.remove(name)
         if gains is None:
             sensitivity.observe(op, read, acc, y)
-        progress(next(done))
+        done()
 
     with np.errstate(all="ignore"):
         for feeds in runs:
@@ -183,10 +182,19 @@ def _rounds(op: Attention) -> Attention:
     return _InFloat8(**{f.name: getattr(op, f.name) for f in fields(op)})
 
 
-def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
-    """What a program computes from each set of inputs, in float32; weights of attention in E4M3 are rounded to it."""
-    program = rounded_before(program, sources)
+def outputs(
+    program: Program,
+    runs: Collection[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+    kept: Kept | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[dict]:
+    """What a program computes from each set of inputs, in float32; weights of attention in E4M3 are rounded to it.
+
+    kept  weights that were rounded before; done, called after each op
+    """
+    program = rounded_before(program, sources, kept)
     ops = (_rounds(op) if isinstance(op, Attention) and program.tensors[op.q].dtype in FLOAT8 else op for op in program.ops)
     program = replace(program, ops=tuple(ops))
     with np.errstate(all="ignore"):
-        return [evaluate(program, feeds, sources) for feeds in runs]
+        return [evaluate(program, feeds, sources, lambda *_: done()) for feeds in runs]
