@@ -33,6 +33,8 @@ FORMS = {
     "at most": (TWO, lambda h, w: h * min(w, 40) * 3 + 1),
     "patches and one more": (TWO, lambda h, w: (h // 8 * (w // 4) + 1) * 32),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
+    "half of a border to a multiple": (ONE, lambda n: -((round_up(n, 8) - n) // 2)),
+    "the larger half, in rows": (TWO, lambda h, w: (round_up(w + 3, 16) - w - 2) // 2 * (h // 8) * 24),
 }
 
 
