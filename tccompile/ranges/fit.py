@@ -164,7 +164,7 @@ def _product(
         first = reduce(mul, (factor(at[0]) for factor in found))
         if first == 0:
             return None
-        common = gcd(first, numbers[0])
+        common = gcd(first, numbers[0]) * (1 if first > 0 else -1)  # what is divided by is above 0
         if first != common and any(line.f for _, line in lines) and not any_quotient:
             return None
         product = product * (numbers[0] // common) // (first // common)

@@ -61,6 +61,16 @@ def test_one_more_than_a_product_where_few_sizes_change_together():
     assert filler(tree)(computed(formulas, (4, 50))) == (601,)
 
 
+def test_numbers_on_either_side_of_none():
+    """What is looked for divides by nothing below none on the way."""
+    h = [9, 9, 7, 10, 11, 13, 14, 15, 16, 17, 18, 19, 9, 9, 9, 16, 9, 7, 19]
+    w = [12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 10, 14, 16, 10, 8, 6, 16]
+    numbers = [-2, 0, -2, -2, 0, 0, 0, 2, 2, 2, 2, 4, -2, 0, 0, 2, 0, -4, 9]
+    box = Size("batch", 2, 3), Size("h", 7, 19), Size("w", 6, 17, 2)
+    at = [{"batch": 2 if i in (1, 16) else 3, "h": a, "w": b} for i, (a, b) in enumerate(zip(h, w, strict=True))]
+    assert fit(numbers, at, dict(zip(at[0], opened(box), strict=True))) is None
+
+
 @pytest.mark.parametrize("form", [lambda n: n * n * n + n, lambda n: n if n < 100 else 2 * n, lambda n: n ^ 5])
 def test_what_is_no_formula_is_none(form):
     seen = star(ONE, ())
