@@ -65,6 +65,7 @@ H200 = Rates(
         storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
+        rough=Rate(100, "cycles", UNKNOWN, "2026-11-26"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
         exposed=Rate(0.43, "of the time", CONV_HALO, "2026-11-23"),
     ),

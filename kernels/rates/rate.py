@@ -57,6 +57,8 @@ class ConvHalo:
     """The same where the results lie apart."""
     weights: Rate
     """Weights that come, as far as launches before do not hide it."""
+    rough: Rate
+    """Of floats of 8 bits, what a round of products takes beside them, until its sums are added to the others."""
     start_us: Rate
     """A launch."""
     exposed: Rate
