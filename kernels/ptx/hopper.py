@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
@@ -26,6 +27,7 @@ from tccompile.kernels.ptx.core import (
     unpacked,
     void,
 )
+from tccompile.kernels.ptx.memory import PAIR
 from tccompile.kernels.ptx.mma import SUMS
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
@@ -473,19 +475,32 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
 
 
 @cache
-def store_byte_matrices(count: int) -> Any:
-    """The device function (address, four int64 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of the
-    pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones; only the lowest
-    bytes of the numbers count. Addresses are those of `store_matrices`."""
+def store_byte_matrices(count: int, dtype: DType) -> Any:
+    """The device function (address, four results a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of
+    the pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones: of integers
+    as int64 of which only the lowest bytes count, of floats as float32. Addresses are those of `store_matrices`."""
     words, body = "abcd"[:count], []
     for i, word in enumerate(words):
-        numbers = [f"n{i}_{k}" for k in range(4)]
-        body.append(f".reg .b32 {', '.join(numbers)}, l{i}, h{i};")
-        body += [f"cvt.u32.u64 {n}, ${4 * i + k + 1};" for k, n in enumerate(numbers)]
-        body += [f"prmt.b32 l{i}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{i}, {numbers[1]}, {numbers[3]}, 0x3340;"]
-        body.append(f"prmt.b32 {word}, l{i}, h{i}, 0x5410;")
+        given = [f"${4 * i + k + 1}" for k in range(4)]
+        body += _pairs_of_floats(dtype, word, given) if dtype.is_float else _pairs_of_integers(word, given)
     stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
-    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(types.int64,) * (4 * count))
+    number = f32 if dtype.is_float else types.int64
+    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(number,) * (4 * count))
+
+
+def _pairs_of_integers(word: str, given: list[str]) -> list[str]:
+    numbers = [f"n{word}{k}" for k in range(4)]
+    lines = [f".reg .b32 {', '.join(numbers)}, l{word}, h{word};"]
+    lines += [f"cvt.u32.u64 {n}, {g};" for n, g in zip(numbers, given, strict=True)]
+    lines += [f"prmt.b32 l{word}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{word}, {numbers[1]}, {numbers[3]}, 0x3340;"]
+    return [*lines, f"prmt.b32 {word}, l{word}, h{word}, 0x5410;"]
+
+
+def _pairs_of_floats(dtype: DType, word: str, given: list[str]) -> list[str]:
+    """The instruction takes the pair's second first."""
+    lines = [f".reg .b16 l{word}, h{word};"]
+    lines += [f"cvt.rn.satfinite.{PAIR[dtype]}.f32 {half}{word}, {given[k + 2]}, {given[k]};" for k, half in enumerate("lh")]
+    return [*lines, f"mov.b32 {word}, {{l{word}, h{word}}};"]
 
 
 @cache

@@ -208,6 +208,20 @@ def test_halves_leave_by_wgmma_in_boxes(config: Config) -> None:
     check(of_float8("boxes", (90, 130), 100, kinds=(E4M3, E4M3, F16), fn="relu"), WGMMA, "sm_90a", config)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "residual", "bm"),
+    [
+        ((E4M3, E4M3, E4M3), None, 24),
+        pytest.param((E4M3, E4M3, E4M3), E4M3, 56, marks=thorough),
+        pytest.param((E4M3, E5M2, E5M2), E4M3, 200, marks=thorough),
+    ],
+)
+def test_bytes_leave_turned(kinds: tuple[DType, DType, DType], residual: DType | None, bm: int) -> None:
+    """With swapped operands a lane has two neighbouring channels, which are stored together."""
+    program = of_float8("turned", (2, 130, 9, 8), 80, (1, 1), kinds, residual=residual)
+    check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "swapped": True})
+
+
 @pytest.mark.parametrize(("family", "arch"), usually(FAMILIES, 1, 5))
 def test_what_is_no_number_stays_none(family: int, arch: str) -> None:
     program = of_float8("nan", (16, 64), 16, kinds=(E4M3, E4M3, F32))
