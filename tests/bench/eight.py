@@ -108,14 +108,13 @@ class Convolution:
         fan_in = math.prod(layer.w[1:]) ** -0.5
         given: dict[str, Recipe] = {"w": Source("w", layer.w, "")}
         given["scale"] = Literal(np.full(outer, fan_in * (2.0**-8 if of_bytes else 1), np.float32))
-        given["bias"] = Literal(np.zeros(outer, np.int32 if of_bytes else np.float32))
+        given["bias"] = Literal(np.zeros(outer, np.float32))
         tensors = [dense("x", layer.x, x, NHWC, 16), dense("w", layer.w, w, NHWC, 16), dense("scale", (outer,), F32)]
-        tensors += [dense("bias", (outer,), I32 if of_bytes else F32), dense("y", layer.y, x, NHWC, 16)]
-        if of_bytes:
-            biased = cast(call("add", Expr("acc", (), None, I64), load(1, I64)), F32)
-            expr = call("round", call("relu", call("mul", biased, load(0))))
-        else:
-            expr = call("relu", call("add", call("mul", ACC, load(0)), load(1)))
+        tensors += [dense("bias", (outer,), F32), dense("y", layer.y, x, NHWC, 16)]
+        acc = cast(Expr("acc", (), None, I64), F32) if of_bytes else ACC
+        value = call("add", call("mul", acc, load(0)), load(1))
+        steps = cast(call("saturate", call("round", value), 0.0, 255.0), I64)  # as networks have it; limits do what ReLU does
+        expr = steps if of_bytes else call("relu", value)
         views = tuple(View(name, (coord(1),)) for name in ("scale", "bias"))
         op = Conv(
             nodes=(str(self),), y="y", x="x", w="w", strides=layer.strides, pads=layer.pads, dilations=layer.dilations,
