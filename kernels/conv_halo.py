@@ -14,6 +14,9 @@ A block has two warpgroups, each with a tile of its own: while one stores its re
 further warp has boxes copied, a tile's 64 channels after the other, into the rings of buffers that the warpgroups have; two
 barriers of each buffer say when it is full, and when it has been read.
 
+Sums of floats of 8 bits are rough on Tensor Cores. So those of a row of the filter, or of a tap, are made by themselves and added
+to the others in float32, while the other warpgroup multiplies.
+
 Results leave in boxes where the copy engine can store them. Others, such as a model's output, in float32 and each channel by
 itself, are stored by threads, from their registers: few output channels are little to store.
 
