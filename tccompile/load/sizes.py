@@ -28,6 +28,7 @@ OWN = "tccompile"
 """The domain of what the standard has no operators for.
 
 Choice    condition, a, b → a or b, while a graph is folded: of extents that differ the one that it says
+GatherEach  x (n, …), indices (n, …) → of each row of x its elements at that row's indices along an axis
 Guard     indices, condition → these indices, while a graph is folded: 0 if the condition is not true
 Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`

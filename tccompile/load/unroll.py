@@ -21,6 +21,7 @@ import onnx.numpy_helper
 from tccompile.errors import UnsupportedError
 from tccompile.ir.ops.carry import TURNS
 from tccompile.load import repeat, sizes
+from tccompile.load.at_once import SEVERAL, several_at_once
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
@@ -177,13 +178,17 @@ class Unroller:
             )
         f.sequences[y] = made
 
+    def one(self, name: str) -> str:
+        """A tensor of one element as a scalar."""
+        s = self.folder.sizes
+        return s.add("Reshape", [name, s.constant(np.zeros(0))]) if name and s.shape(name) else name
+
     def all_of(self, node: onnx.NodeProto, conditions: Sequence[str]) -> str:
         """One boolean that says whether all of these are true."""
         s, out = self.folder.sizes, ""
         s.node = node
         for one in conditions:
-            if s.shape(one):
-                one = s.add("Reshape", [one, s.constant(np.zeros(0))])
+            one = self.one(one)
             out = s.add("And", [out, one]) if out else one
         return out
 
@@ -263,7 +268,7 @@ class Unroller:
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
         loop = Repeated(
-            node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, running.most,
+            node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, self.one(running.most),
             self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
@@ -271,7 +276,13 @@ class Unroller:
             inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
             names = dict(zip((v.name for v in body.input), inputs, strict=True))
             self.repeating = True
-            Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
+            repeater = Repeater(f, loop)
+            repeater.fold(*self.inlined(body, loop.prefix, names=names))
+            several = None if node.name.endswith(SEVERAL) else several_at_once(repeater)
+            if several is None:
+                repeater.stay()
+            elif several.node is not None:
+                f.instead(several.node, self.wait_for(running, lambda _: several.put_together(), SEVERAL))
         self.repeating = False
         self.unlike.update((loop.prefix, reason) for reason in why)
         return not why

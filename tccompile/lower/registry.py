@@ -119,6 +119,7 @@ CLASSICAL: dict[str, Converter] = {
 COUNTED: dict[str, Converter] = {
     "Carry": loops.carry,
     "Counted": counted.counted,
+    "GatherEach": movement.gather_each,
     "Places": counted.places,
     "Suppress": counted.suppress,
 }
