@@ -58,7 +58,7 @@ class AtOnce:
         """Raises UnsupportedError, which names a node, for one that has no rule here."""
         for node in nodes:
             self.s.node = node
-            rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else _each if node.op_type == "GatherEach" else None
+            rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") or node.op_type == "Pick" else None
             if rule is None:
                 raise self.refuse(node, "it is computed for one iteration at a time")
             rule(self, node)
@@ -203,8 +203,10 @@ def _gather(b: AtOnce, node: onnx.NodeProto) -> None:
     b.rows[node.output[0]] = y
 
 
-def _each(b: AtOnce, node: onnx.NodeProto) -> None:
-    raise b.refuse(node, "it is a loop in a loop, whose iterations run at once")
+def _pick(b: AtOnce, node: onnx.NodeProto) -> None:
+    """One of two tensors, by each iteration's condition."""
+    rank = len(b.shape(node.input[1]))
+    b.rows[node.output[0]] = b.add("Where", [b.aligned(x, rank) for x in node.input])
 
 
 def _gather_elements(b: AtOnce, node: onnx.NodeProto) -> None:
@@ -245,6 +247,7 @@ RULES: dict[str, Rule] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "MatMul": _product,
+    "Pick": _pick,
     "Slice": _sliced,
     "Transpose": _transposed,
 }

@@ -124,6 +124,7 @@ class Repeater:
     def stay(self) -> None:
         """Puts the body in. Raises UnsupportedError if an iteration differs from another one."""
         f, loop, mark, flags, new = self.folder, self.loop, self.mark, self.flags, self.new
+        self.s.node = self.node
         for name, of in zip(new, loop.carried, strict=True):
             self.plain(name)
             if f.type_of(name, self.node) != f.types[of]:

@@ -120,6 +120,7 @@ COUNTED: dict[str, Converter] = {
     "Carry": loops.carry,
     "Counted": counted.counted,
     "GatherEach": movement.gather_each,
+    "Pick": loops.pick,
     "Places": counted.places,
     "Suppress": counted.suppress,
 }
