@@ -17,7 +17,7 @@ from itertools import chain
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.calibration import Chosen, Cost
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -176,6 +176,8 @@ def choose(
     def error(choice: Mapping[str, int]) -> float:
         return off(choice).counts
 
+    if measure is not None:
+        measure.expect(TRIES)
     whole, _ = within(found, bound, error, least)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
@@ -199,8 +201,28 @@ def choose(
         runs,
         held,
         {arch: (before, after[arch]) for arch, before in entries.floats.items()},
+        costs(known.tried, found),
     )
     return chosen, measurements([*tried])
+
+
+def costs(tried: Sequence[Tried], found: Sequence[Timed]) -> tuple[Cost, ...]:
+    """What each format would cost and save everywhere, and for each activation, the largest error first."""
+    own, whole = list[Cost](), list[Cost]()
+    for name, ways in FORMATS.items():
+        usable = [(t, [way for way in t.activation.ways if way in ways]) for t in found]
+        choice = {t.name: min(own_ways, key=lambda way, t=t: t.times[way]) for t, own_ways in usable if own_ways}  # type: ignore[misc]
+        some = [t for t in found if t.name in choice]
+
+        def cost(of: Sequence[Timed], name: str = name, choice: Mapping[str, int] = choice) -> Cost:
+            activations = [t.activation for t in of]
+            error = estimated(tried, *predicted_by_format(activations, choice))
+            saves = sum(t.times[FLOATS] - t.times[choice[t.name]] for t in of)
+            return Cost(tuple(layer for a in activations for layer in a.layers), name, error, saves)
+
+        own += [cost([t]) for t in some]
+        whole += [cost(some)] if some else []
+    return *whole, *sorted(own, key=lambda c: (-c.error, c.layers, c.format))
 
 
 def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:
@@ -244,9 +266,7 @@ def _as_one(members: Sequence[Activation]) -> Activation:
     return Activation(members[0].name, layers, tuple(hows), ways, tuple(squares))
 
 
-def timed(
-    activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()
-) -> list[Timed]:
+def timed(activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()) -> list[Timed]:
     """The activations with estimates of what their steps take for each way to store them. Results that are only added to others
     are then stored in the same way, where they may be: what makes such a one, and the sum, may be one launch."""
     by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS), entries.makers)]
