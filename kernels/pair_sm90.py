@@ -19,8 +19,7 @@ from tccompile.ir.extent import Extent, ceil_div, hint, least
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, by_eight, copies
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers
 from tccompile.kernels.parts.operands import ROW, Operand
@@ -571,39 +570,17 @@ def _rows_of_halves(params: tuple[Value, ...], line: int, added: bool) -> tuple[
 
 
 def _rows_of_bytes(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The same of bytes, of which a lane has 8 neighbours in two rows: see `_columns`."""
-    from tccompile.kernels.ptx import memory
+    """The same of bytes, of which a lane has 8 neighbours in two rows: see `_copying_columns`."""
+    from tccompile.kernels.parts import results
     from tccompile.kernels.ptx.core import inline, u32
 
-    compute, extra = epilogue.build_results(params)
-    store = memory.store(epilogue.Form.decoded(params).y.dtype, 8, space="shared", rounds=True)
-    load = epilogue.load_added(params, 8, "shared") if added else None
-    below = 8 * line
+    place, put, extra = results.rows_by_eight(line, added, params)
 
     @inline
-    def place(lane):
-        return lane >> 2, (lane & 3) >> 1, (lane & 1) * 8
+    def put_32(values, at, apart, c, e):
+        put(values, u32(at + apart), c, e)
 
-    @inline
-    def by_rows(v):
-        return v[0], v[1], v[4], v[5], v[8], v[9], v[12], v[13], v[2], v[3], v[6], v[7], v[10], v[11], v[14], v[15]
-
-    @inline
-    def put(at, v):
-        store(at, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
-        store(u32(at + below), v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15])
-
-    @inline
-    def put_plain(values, at, apart, c, e):
-        put(u32(at + apart), compute(by_rows(values), c, e))
-
-    @inline
-    def put_added(values, at, apart, c, e):
-        at = u32(at + apart)
-        there = load(at) + load(u32(at + below))
-        put(at, compute(by_rows(values), there, c, e))
-
-    return place, put_added if added else put_plain, extra
+    return place, put_32, extra
 
 
 class PairSm90(Joint):
@@ -722,13 +699,9 @@ class Products:
 
 
 def _columns(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
-    """The map of weights in boxes of so many columns, whose results have a size. Those of bytes have another order: sums 2q and
-    2q + 1 of every 8 are a lane's, and those of four such groups become 8 neighbours, from 8q on."""
-    if size > 1:
-        return replace(w, box=(deep, columns, 1), swizzle=row)
-    (k, n, _), step = w.extents, w.strides[0]
-    extents, strides = (k, 2, 4, 4, n // SPAN), (step, 8 * step, 2 * step, SPAN * step)
-    return replace(w, extents=extents, strides=strides, box=(deep, 2, 4, 4, columns // SPAN), steps=(1,) * 5, swizzle=row)
+    """The map of weights in boxes of so many columns, whose results have a size."""
+    m = replace(w, box=(deep, columns, 1), swizzle=row)
+    return by_eight(m) if size == 1 else m
 
 
 def described(ops: Sequence[Op], program: Program) -> Products | str:

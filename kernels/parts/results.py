@@ -182,7 +182,7 @@ class Boxes(Results):
     def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
         added = staging.landed is not None
         lanes = epilogue.Form.decoded(params).lanes
-        if lanes == EIGHTS:
+        if lanes == NEIGHBOURS:
             place, put_32, extra = rows_by_eight(staging.result * columns, added, params)
         else:
             place, put_16, extra = rows_of_boxes(staging, columns, params)
@@ -214,7 +214,7 @@ class Boxes(Results):
             def put_eights(acc, at, c, e):
                 put_32(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
 
-            return put_eights if lanes == EIGHTS else put_32_columns if span == 32 else put_16_columns
+            return put_eights if lanes == NEIGHBOURS else put_32_columns if span == 32 else put_16_columns
 
         def put_box(number: int) -> Any:
             """The box of these columns, and its way to memory."""
@@ -488,16 +488,16 @@ def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
     return put, there if added else None
 
 
-EIGHTS = 8
-"""Results of bytes that a lane has side by side, of 32 columns in an order for that: see `Operand.order`."""
+NEIGHBOURS = 8
+"""Results of bytes that a lane has side by side, of 32 columns in an order for that: see `Operand.eights`."""
 
 
 def rows_by_eight(line: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `rows_of_boxes`, of 32 columns, in a box's rows of `line` bytes, which a lane takes by eight."""
     compute, extra = epilogue.build_results(params)
     dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
-    store = memory.store(dtype, EIGHTS, space="shared", rounds=dtype in BYTES)
-    load = epilogue.load_added(params, EIGHTS, "shared") if added else None
+    store = memory.store(dtype, NEIGHBOURS, space="shared", rounds=dtype in BYTES)
+    load = epilogue.load_added(params, NEIGHBOURS, "shared") if added else None
 
     @inline
     def place(lane):
