@@ -420,7 +420,7 @@ class Hopper(OneWay):
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
         t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
-        blocks = resident(t, arch) if t.paired else 1  # more registers than it needs would leave one of them room
+        blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:

@@ -579,6 +579,8 @@ class Reduce:
 
     lanes_us: Rate
     """A step, where a thread has several results side by side."""
+    gather_us: Rate
+    """To combine what more than 8 threads have of each vector of a block, for each block beyond a multiprocessor's first."""
     lanes_early_us: Rate
     """Less in all, as the first steps are under way at once."""
     start_us: Rate
