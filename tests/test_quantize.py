@@ -23,6 +23,7 @@ from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
+from tccompile.ir import weights as recipes
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
 from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
@@ -32,7 +33,7 @@ from tccompile.ir.weights import TRANSFORMS, byte_scales
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
 from tccompile.layout import lay_out
-from tccompile.load.constants import decisive
+from tccompile.load.constants import decisive, held
 from tccompile.load.model import load as load_model
 from tccompile.load.model import sources
 from tccompile.lower.graph import lower
@@ -44,10 +45,11 @@ from tccompile.precision.formats import precision
 from tccompile.precision.metric import read_metric
 from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
+from tccompile.quantize import grid, insert
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
-from tccompile.quantize.insert import Tensor
+from tccompile.quantize.insert import Rounded, Tensor
 from tccompile.quantize.known import (
     ALL,
     ELSEWHERE,
@@ -1336,6 +1338,31 @@ def automatic(net: Net, bound: float, times: Times, formats: tuple[str, ...] = B
     graph, weights = rewritten(net), sources(net.model())
     known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: None, formats)
     return choose(known.within([graph], (), formats), [graph], bound, times, measure)[0]
+
+
+def test_progress_goes_on_while_weights_are_rounded_and_choices_are_run(monkeypatch: Any) -> None:
+    told = list[tuple[int, int]]()
+    for module in (grid, insert):
+        monkeypatch.setattr(module, "BLOCK", 1 << 10)
+    net = perceptron(8, 64)
+    graph, weights = rewritten(net), sources(net.model())
+    known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: told.append((done, total)))
+    found = len(told)
+    choose(known.within([graph], (), ("int8",)), [graph], 2e-2, on_one(eight), measure)
+    runs = len(lower(graph).ops) * (3 + 2 + 2 * 4)
+    assert found >= runs + 2 * 3 * 4, "for two weights, three times, four blocks of each"
+    assert len(told) > found and told == sorted(told) and all(done <= total for done, total in told)
+
+
+def test_weights_that_are_rounded_in_blocks_are_what_their_recipe_makes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(insert, "BLOCK", 1 << 10)
+    graph = rewritten(perceptron(8, 64))
+    (layer, *_), rounded_ = layers(graph)[0], Rounded()
+    means = np.random.default_rng(0).uniform(0, 1, 64)
+    whole, scales = insert._rounded(layer, Tensor(grid_of(np.ones(4, np.float32)), means, shared=True), rounded_)
+    for weight in (whole, scales):
+        np.testing.assert_array_equal(held(weight), recipes.evaluate(weight.recipe, sources(perceptron(8, 64).model())))
+    assert len(rounded_.kept) == 2
 
 
 def test_what_each_format_would_cost_is_told_whatever_is_chosen() -> None:
