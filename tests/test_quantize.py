@@ -47,7 +47,7 @@ from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
 from tccompile.quantize import grid, insert
 from tccompile.quantize.calibration import Chosen, Purpose
-from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, select, share_out, within
+from tccompile.quantize.choose import Entries, Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor
 from tccompile.quantize.known import (
@@ -610,7 +610,17 @@ def test_a_step_that_makes_what_is_stored_in_bytes_counts_in_floats_too(way: int
     grid = Tensor(grid_of(np.ones(4, np.float32)), np.zeros(4), shared=False)
     x, y = (Activation(n, (f"of {n}",), ({}, *[{n: grid}] * 4), (FLOATS, OPERANDS), (0, 1, 1, 1, 1)) for n in "xy")
     made = [(("norm",), 4.0), (("of x",), 3.0), (("of y",), 2.0)]
-    assert share_out(made, [x, y], {"x": way, "y": way}, {"x": "norm", "y": "of x"}) == {"x": 7.0, "y": 2.0}
+    assert share_out(made, [x, y], {"x": way, "y": way}, {"x": ("norm",), "y": ("of x",)}) == {"x": 7.0, "y": 2.0}
+
+
+def test_what_is_only_moved_is_made_by_the_layer_before() -> None:
+    """It is that one which stores bytes then, as a first layer before a max pool does."""
+    net = Net(image=(1, 3, 8, 8))
+    pooled = net("MaxPool", net("Relu", net("Conv", "image", net.normal(32, 3, 3, 3))), kernel_shape=[2, 2])
+    graph = rewritten(net.out(net("Conv", pooled, net.normal(32, 32, 1, 1))))
+    entries = Entries([graph], lambda graph: {"sm_90a": []})
+    relu, pool = (next(n for n in graph.nodes if n.op == op) for op in ("Relu", "MaxPool"))
+    assert entries.makers[pool.outputs[0].name] == (pool.name, relu.name)
 
 
 def test_products_that_are_one_step_in_floats_are_chosen_together() -> None:

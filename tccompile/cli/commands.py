@@ -120,7 +120,8 @@ class Compile(Command):
     "size_texts",
     multiple=True,
     metavar="batch=1..64",
-    help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224.",
+    help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224. "
+    "total=past+new: a dimension that is a sum of others.",
 )
 @click.option(
     "--arch",
