@@ -46,8 +46,8 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
+from tccompile.ir.branches import in_order
 from tccompile.ir.extent import Decisions, deciding
-from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
@@ -124,7 +124,7 @@ def compile(
     lora: str | Path | None = None,
     lora_scale: float = 1.0,
     lora_names: str | Path | None = None,
-    ranges: Mapping[str, Ranged | Sequence[int | Ranged]] | None = None,
+    ranges: Mapping[str, str | Ranged | Sequence[int | Ranged]] | None = None,
     ops: Sequence[Own] = (),
 ) -> Plan:
     """Compile an ONNX model into a plan. Needs no GPU, but for `tune`.
@@ -133,7 +133,8 @@ def compile(
     shapes        of inputs whose shapes the model leaves open, by name, as {"image": (1, 3, 224, 224)}; `entries`: several such
                   sets, one plan for all of them
     ranges        sizes that are known when the plan runs: {"batch": (1, 64), "h": (64, 2160, 8)}, by the model's names of
-                  dimensions, the last number saying how far sizes are apart, or {"x": ((1, 64), 3, 224, 224)}, by the input
+                  dimensions, the last number saying how far sizes are apart, or {"x": ((1, 64), 3, 224, 224)}, by the input;
+                  {"total": "past+new"} for a dimension that is a sum of others
     archs         GPU generations to build for, as "sm_86", "8.6", (8, 6), or "native" for this machine's GPU; by default all
     precision     "mixed", "fp16", "bf16" or "fp32": how tensors are stored (mixed: fp16, where that loses nothing)
     fp32          nodes that compute in fp32 in any of these; `calibrate`: real inputs
@@ -367,7 +368,7 @@ def without_code(
     shapes: Shapes | None = None,
     precision: str = Options.precision,
     limits: Mapping[str, int] | None = None,
-    ranges: Mapping[str, Ranged | Sequence[int | Ranged]] | None = None,
+    ranges: Mapping[str, str | Ranged | Sequence[int | Ranged]] | None = None,
 ) -> Plan:
     """The plan that `compile` gives, without kernels: the CPU engine runs it. Takes a fraction of a second for fixed shapes."""
     options = Options((dict(shapes or {}),), precision=precision, limits=dict(limits or {}), ranges=as_sizes(ranges or {}))
@@ -430,7 +431,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = held_apart(fuse(program))
+    program = in_order(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -444,7 +445,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
+    program = in_order(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
@@ -493,7 +494,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
+                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
