@@ -90,6 +90,29 @@ def _beside(
     return None
 
 
+def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
+    """A formula that is known, or so much where that is less, as of all places of an image the best ones; or the sum of two or
+    three that are known, as parts that lie one behind the other. None if the numbers are neither."""
+    most, formulas = max(numbers), {others: formula for others, formula in known.items() if formula is not None}
+    for others, formula in formulas.items():
+        if all(n == min(other, most) for n, other in zip(numbers, others, strict=True)):
+            return least(formula, most)
+    for others, formula in formulas.items():
+        rest = tuple(n - other for n, other in zip(numbers, others, strict=True))
+        if min(rest) >= 0 and (found := formulas.get(rest) or _of_two(rest, formulas)) is not None:
+            return formula + found
+    return None
+
+
+def _of_two(numbers: Sequence[int], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:
+    """The sum of two formulas."""
+    for others, formula in formulas.items():
+        found = formulas.get(tuple(n - other for n, other in zip(numbers, others, strict=True)))
+        if found is not None:
+            return formula + found
+    return None
+
+
 def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
     """The formula of numbers that are those of a known formula, padded, or so many times as much; None if there is none."""
     v = np.array(numbers, np.int64)
@@ -218,8 +241,8 @@ def _capped(numbers: Mapping[int, int]) -> Line | None:
     """The line through numbers up to the largest one, which larger sizes have, too: of what is looked for, so much at most."""
     most = max(numbers.values())
     below = {d: v for d, v in numbers.items() if v < most}
-    line = _line(below) if SURE <= len(below) < len(numbers) - 1 else None
-    if line is None or any(int(line.of(d)) < most for d in numbers if d not in below):
+    line = _line(below) if 1 < len(below) < len(numbers) - 1 else None
+    if line is None or (line.c > 1 and len(below) < SURE) or any(int(line.of(d)) < most for d in numbers if d not in below):
         return None
     return replace(line, most=most)
 
