@@ -91,24 +91,30 @@ def _beside(
 
 
 def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
-    """A formula that is known, or so much where that is less, as of all places of an image the best ones; or the sum of two or
-    three that are known, as parts that lie one behind the other. None if the numbers are neither."""
+    """A formula that is known, or so much where that is less, as of all places of an image the best ones; the sum of two or three
+    that are known, as parts that lie one behind the other, so many times or as rows of so many. None if it is neither."""
     most, formulas = max(numbers), {others: formula for others, formula in known.items() if formula is not None}
     for others, formula in formulas.items():
         if all(n == min(other, most) for n, other in zip(numbers, others, strict=True)):
             return least(formula, most)
-    for others, formula in formulas.items():
-        rest = tuple(n - other for n, other in zip(numbers, others, strict=True))
-        if min(rest) >= 0 and (found := formulas.get(rest) or _of_two(rest, formulas)) is not None:
-            return formula + found
+    common = gcd(*numbers)
+    times = [n for n in range(1, min(common, MOST) + 1) if not common % n]
+    rows: list[tuple[tuple[int, ...], Extent]] = [((n,) * len(numbers), n) for n in (*times, common) if n]
+    for others, formula in (*rows, *formulas.items()):
+        if all(other and not n % other for n, other in zip(numbers, others, strict=True)):
+            rest = tuple(n // other for n, other in zip(numbers, others, strict=True))
+            if (found := formulas.get(rest) or _of_parts(rest, formulas)) is not None:
+                return found * formula
     return None
 
 
-def _of_two(numbers: Sequence[int], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:
-    """The sum of two formulas."""
+def _of_parts(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent], parts: int = 3) -> Extent | None:
+    """The sum of so many formulas at most."""
+    if parts < 2 or min(numbers) < 0:
+        return None
     for others, formula in formulas.items():
-        found = formulas.get(tuple(n - other for n, other in zip(numbers, others, strict=True)))
-        if found is not None:
+        rest = tuple(n - other for n, other in zip(numbers, others, strict=True))
+        if (found := formulas.get(rest) or _of_parts(rest, formulas, parts - 1)) is not None:
             return formula + found
     return None
 
