@@ -91,12 +91,16 @@ def _beside(
 
 
 def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
-    """A formula that is known, or so much where that is less, as of all places of an image the best ones; the sum of two or three
-    that are known, as parts that lie one behind the other, so many times or as rows of so many. None if it is neither."""
+    """A formula that is known, or so much where that is less, as of all places of an image the best ones; a share of one, as of
+    layers that become half as large again; the sum of two or three, as of parts that lie one behind the other, so many times or
+    as rows of so many. None if it is none of these."""
     most, formulas = max(numbers), {others: formula for others, formula in known.items() if formula is not None}
     for others, formula in formulas.items():
         if all(n == min(other, most) for n, other in zip(numbers, others, strict=True)):
             return least(formula, most)
+        line = _slanted(np.array(others), np.array(numbers)) if len(set(others)) >= SURE else None
+        if line is not None:
+            return line.of(formula)
     common = gcd(*numbers)
     times = [n for n in range(1, min(common, MOST) + 1) if not common % n]
     rows: list[tuple[tuple[int, ...], Extent]] = [((n,) * len(numbers), n) for n in (*times, common) if n]

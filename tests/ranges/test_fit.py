@@ -63,6 +63,7 @@ def test_one_more_than_a_product_where_few_sizes_change_together():
 
 DERIVED = {
     "at most so many of all places": lambda h, w: min(h // 8 * (w // 4), 90),
+    "half as large again": lambda h, w: 3 * (h // 8 * (w // 4)) // 2,
     "two parts": lambda h, w: h * w + h // 8 * (w // 4),
     "three parts, three times": lambda h, w: 3 * (h * w + 2 * (h // 8 * (w // 4))),
     "rows of two parts": lambda h, w: h * w * (h * w + h // 8 * (w // 4)),
