@@ -18,8 +18,9 @@ from tccompile.ir.ops import Carry, Op
 if TYPE_CHECKING:
     from tccompile.ir.program import Program
 
-LEAST_US, OP_US, BYTES_US, FLOPS_US = 12.0, 2.0, 2e6, 1e8
-"""A conditional node takes some 5 µs. A branch is one if it takes longer than this, at these bytes and operations in a µs."""
+LEAST_US, OP_US, BYTES_US, FLOPS_US = 25.0, 2.0, 2e6, 1e8
+"""A conditional node takes 5 µs if its body does not run, and 9 µs if it does. A branch is one if it takes longer than this, by
+these bytes and operations in a µs."""
 
 
 @dataclass(frozen=True)
