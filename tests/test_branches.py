@@ -115,7 +115,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
                     [("Identity", "none", "r")],
                 )
             ],
-            "p", zero=np.float32(0), none=np.zeros((0, 2), np.float32),
+            "p", zero=np.float32(0), none=np.zeros((1, 2), np.float32),
         ),
         1,
     ),
@@ -183,8 +183,13 @@ def test_as_onnx_runtime_runs_them(name: str) -> None:
     assert len(times) > 1 or name == "one in a loop"
 
 
-def test_an_if_that_is_short_is_computed_both_ways() -> None:
-    m = whole([choice([("Relu", "x", "r")], [("Neg", "x", "r")])], "p")
+@pytest.mark.parametrize("what", ["short", "nothing"])
+def test_ifs_that_are_computed_both_ways(what: str) -> None:
+    """One of a few nodes, and one that asks whether there is anything."""
+    if what == "short":
+        m = whole([choice([("Relu", "x", "r")], [("Neg", "x", "r")])], "p")
+    else:
+        m = whole([choice(chain("x", "r", "t"), [("Identity", "none", "r")])], "p", none=np.zeros((0, 4), np.float32))
     assert not any(isinstance(op, Carry) for op in compiled(m).entries[0].program.ops)
 
 

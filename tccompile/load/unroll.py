@@ -163,11 +163,16 @@ class Unroller:
 
     def choose(self, running: Running, limits: Limits) -> None:
         """One of both, for each result of the two branches, once they are known."""
-        branch = _prefix(running.node) if _is_long(running.node) else ""
+        branch = _prefix(running.node) if _is_long(running.node) and not self.is_nothing(running) else ""
         limits.by(running.node, running.condition, branch)
         for y, a, b in zip(running.node.output, *running.parts, strict=False):
             if y:
                 self.choice(running.node, running.condition, a, b, y, branch)
+
+    def is_nothing(self, running: Running) -> bool:
+        """Whether a branch gives only constants without elements: an If that asks whether there is anything most often finds it."""
+        results = [[self.folder.constants.get(self.folder.resolved(name)) for name in part] for part in running.parts]
+        return any(all(weight is not None and 0 in weight.shape for weight in part) for part in results)
 
     def choice(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str, branch: str = "") -> None:
         """y is a or b, of which the other one need not be computed if `branch` is a name."""
