@@ -15,7 +15,7 @@ from tccompile.ir.ops import Carry
 from tccompile.ir.verify import verify
 from tccompile.load import unroll
 from tccompile.pipeline import without_code
-from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tests.networks import reference
@@ -150,10 +150,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tccompile.ir.branches.LEAST_US", 3.0)
 
 
-def compiled(m: onnx.ModelProto, precision: str = "fp32"):
-    loops = [n for n in m.graph.node if n.op_type == "Loop"]
-    loops += [n for node in m.graph.node for a in node.attribute for n in a.g.node if n.op_type == "Loop"]
-    return from_bytes(to_bytes(without_code(m, precision=precision, limits={n.name: 4 for n in loops})))
+def limits(m: onnx.ModelProto) -> dict[str, int]:
+    """How often its loops go round at most."""
+    inside = [n for node in m.graph.node for a in node.attribute for n in a.g.node]
+    return {n.name: 4 for n in (*m.graph.node, *inside) if n.op_type == "Loop"}
+
+
+def compiled(m: onnx.ModelProto, precision: str = "fp32") -> Plan:
+    return from_bytes(to_bytes(without_code(m, precision=precision, limits=limits(m))))
 
 
 @pytest.mark.parametrize(

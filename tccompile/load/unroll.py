@@ -170,7 +170,7 @@ class Unroller:
                 self.choice(running.node, running.condition, a, b, y, branch)
 
     def is_nothing(self, running: Running) -> bool:
-        """Whether a branch gives only constants without elements: an If that asks whether there is anything most often finds it."""
+        """Whether a branch gives only constants without elements: who asks whether there is anything most often finds it."""
         results = [[self.folder.constants.get(self.folder.resolved(name)) for name in part] for part in running.parts]
         return any(all(weight is not None and 0 in weight.shape for weight in part) for part in results)
 
