@@ -317,7 +317,9 @@ class Several:
         s.node = loop.node
         number = self._number()
         differ = varying(body, loop.turn)
-        f.kept += [self._safe(node, number) for node in body if differ.isdisjoint(node.input)]
+        for node in body:
+            if differ.isdisjoint(node.input):
+                f.kept.append(self._safe(node, number))
         body = [node for node in body if not differ.isdisjoint(node.input)]
         carried = len(loop.carried)
         for y, of in zip(loop.node.output, loop.initial, strict=False):
