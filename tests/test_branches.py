@@ -75,6 +75,17 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
         lambda: whole([choice(chain("x", "r", "t"), [("Identity", "zeros", "r")])], "p", zeros=np.zeros((3, 4), np.float32)),
         1,
     ),
+    "the same, computed before": (
+        lambda: whole(
+            [
+                *chain("x", "b", "o"),
+                choice([*chain("x", "unread", "t"), ("Identity", "b", "r")], [("Transpose", "b", "r", {"perm": [0, 1]})]),
+                *_either("p", "y", "u"),
+            ],
+            "y",
+        ),
+        1,
+    ),
     "what is computed before, for it alone": (
         lambda: whole([*chain("x", "b", "o"), choice([("MatMul", "b w", "r")], [("Neg", "x", "r")])], "p"),
         1,

@@ -33,6 +33,10 @@ from tccompile.load.valid import invalid, title
 MOST = 2**14
 """Nodes that all loops of a model may become."""
 
+LONG_AT_ONCE = 64
+"""Nodes that a loop may become whose number of iterations the data decide: of more, its iterations are computed at once if they
+can be."""
+
 SHORT = 8
 """Nodes of an If's branch, of fewer than which both are computed side by side."""
 
@@ -303,7 +307,8 @@ class Unroller:
             return False  # nor can it be unrolled, if the data decide how often it goes round
         bound = bound if running.bound is None else min(bound, running.bound)
         nodes = bound * _count(body)
-        if nodes <= LONG_COUNTED:
+        counted = running.most or (running.condition and known is None)
+        if nodes <= (min(LONG_AT_ONCE, LONG_COUNTED) if counted else LONG_COUNTED):
             return False
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
@@ -319,6 +324,8 @@ class Unroller:
             repeater = Repeater(f, loop)
             repeater.fold(*self.inlined(body, loop.prefix, names=names))
             several = None if node.name.endswith(SEVERAL) else several_at_once(repeater)
+            if several is None and nodes <= LONG_COUNTED:
+                raise repeater.differs("it is short")
             if several is None:
                 repeater.stay()
             elif several.node is not None:
