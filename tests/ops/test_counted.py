@@ -340,3 +340,17 @@ def test_the_place_of_the_largest_in_an_image_of_computed_sizes(op: str, keepdim
         for name, got in zip(net.outputs, session.run(None, given), strict=True):
             assert got.shape == expected[name].shape
             np.testing.assert_array_equal(got, expected[name])
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_one_scatter_after_another(reduction: str) -> None:
+    """Each writes what is not there beyond the result, and reads the one before with that place."""
+    net = Net(opset=17, x=(5, 3), keep=(5,), u=(5, 3))
+    y = "x"
+    for sign in ("Greater", "Less"):
+        at = net("Transpose", net("NonZero", net(sign, "keep", np.float32(0))))
+        rows = net("Gather", "u", net("Squeeze", at, np.array([1])), axis=0)
+        y = net("ScatterND", y, at, rows, reduction=reduction)
+    net.out(net("Exp", y))
+    given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3) / 9, "u": np.ones((5, 3), np.float32)}
+    holds(net, *({**given, "keep": np.float32(keep)} for keep in ([1, -1, 0, 1, 0], [0] * 5, [1] * 5, [-1] * 5)))

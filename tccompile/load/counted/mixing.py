@@ -227,7 +227,8 @@ def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
     with s.as_bounds(x, updates):
         beyond = [0] * len(shape)
         beyond[axis] = 1
-        room = s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
+        room = s.made.get(("room", x, axis)) or s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
         y = s.add(node.op_type, [room, place, updates], **how)
     s.instead("Slice", [y, s.constant([0]), s.constant([shape[axis]]), s.constant([axis])])
+    s.made["room", s.folder.resolved(node.output[0]), axis] = y  # whoever writes to that in turn has a place beyond it already
     return s.says(node.output[0], own) or True
