@@ -64,8 +64,8 @@ BUFFERS = 2
 REGISTERS, MORE_REGISTERS = 128, 168
 """Of a thread; more where it holds many pixels beside the results of 64 channels."""
 
-MANY_WORDS = 8
-"""Words of pixels."""
+MANY_WORDS, MANY_WORDS_OF_BYTES = 8, 18
+"""Words of pixels, with results of halves and of bytes."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class Stem:
     @property
     def by_registers(self) -> int:
         """Blocks of a multiprocessor that its registers are shared out to."""
-        many = self.columns > 32 and self.turns * (2 if self.vector else self.channels) > MANY_WORDS
+        words = self.turns * (2 if self.vector else self.channels)
+        many = self.columns > 32 and words > (MANY_WORDS_OF_BYTES if self.y in BYTES else MANY_WORDS)
         return 65536 // ((MORE_REGISTERS if many else REGISTERS) * self.threads)
 
     def resident(self, arch: Arch) -> int:
