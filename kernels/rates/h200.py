@@ -350,6 +350,7 @@ H200 = Rates(
     ),
     conv_direct=ConvDirect(
         vector=Rate(12, "instructions", UNKNOWN, "2026-11-21"),
+        vector_float8=Rate(100, "instructions", "a 1×1 convolution of 512², 32 → 3, on an H200", "2026-11-26"),
         setup=Rate(100, "instructions", UNKNOWN, "2026-11-21"),
         slots=Rate(5, "slots", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),
         tap_us=Rate(0.55, "µs", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),

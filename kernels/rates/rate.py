@@ -625,6 +625,8 @@ class ConvDirect:
 
     vector: Rate
     """To address, load and convert a vector."""
+    vector_float8: Rate
+    """The same of floats of 8 bits."""
     setup: Rate
     """A thread's, beside its taps."""
     slots: Rate
