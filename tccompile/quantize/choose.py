@@ -10,14 +10,17 @@ within the bound. Where there is nothing to run it on, they say that, too, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.changes import Steps, changes, gains
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -41,9 +44,6 @@ from tccompile.quantize.known import (
 )
 from tccompile.quantize.smooth import smoothed
 
-Steps = Sequence[tuple[Collection[str], float]]
-"""The names of each step's nodes, and its time in microseconds."""
-
 Times = Callable[[gs.Graph], Mapping[str, Steps]]
 """Estimates the steps of a graph on each generation."""
 
@@ -62,6 +62,9 @@ that is within the bound and one that is not."""
 
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
+
+ROUNDS = 2
+"""How often each activation is tried otherwise."""
 
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
@@ -116,12 +119,16 @@ class Entries:
     """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
 
     floats  what all of them take in floats, on each generation; elsewhere times are such that these are all alike
-    makers  the names of the nodes that make tensors, by the tensors' names
+    makers  the names of the nodes that make tensors, by the tensors' names; beside: of those that make or read them
     """
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
         self.makers = {t.name: node.name for graph in graphs for node in graph.nodes for t in node.outputs}
+        self.beside: dict[str, set[str]] = {}
+        for node in (node for graph in graphs for node in graph.nodes):
+            for t in (*node.inputs, *node.outputs):
+                self.beside.setdefault(t.name, set()).add(node.name)
         self.floats = self.times((), {})
         mean = sum(self.floats.values()) / len(self.floats)
         self._scales = {arch: mean / total if total else 1.0 for arch, total in self.floats.items()}
@@ -177,6 +184,7 @@ def choose(
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
     if any(choice.values()):
+        choice, took = _changed(found, (choice, took), least, bound, entries, error)
         choice = _with_sums(known.added, activations, (choice, took), bound, entries, error)
     reasons = dict(known.floats)
     for t in found:
@@ -278,6 +286,29 @@ def _fastest(
         if took < min(least, limit):
             best, least = some, took
     return best, least
+
+
+def _changed(
+    found: Sequence[Timed], best: tuple[dict[str, int], float], least: float, bound: float, entries: Entries, error: Error
+) -> tuple[dict[str, int], float]:
+    """A choice, whose time is given, with single activations stored otherwise where that makes the model faster, as long as it
+    does and the error is within the bound."""
+    activations, squares = [t.activation for t in found], {t.name: t.activation.squares for t in found}
+    fastest = {t.name: min(t.activation.ways, key=lambda way: t.times[way] if way else math.inf) for t in found}
+    choice, took = best
+    for _ in range(ROUNDS):
+        before = entries.steps(activations, choice)
+        every = changes(activations, choice, fastest, before, entries.beside)
+        gained = gains(every, choice, before, partial(entries.steps, activations))
+        worth = {
+            name: way for name, (way, less) in gained.items() if less > least * (squares[name][way] - squares[name][choice[name]])
+        }
+        tried = {**choice, **worth}
+        time = entries.time(activations, tried)
+        if not any(tried.values()) or time >= took or not error(tried) <= bound:
+            break
+        choice, took = tried, time
+    return choice, took
 
 
 def _with_sums(
