@@ -374,7 +374,8 @@ class ConvHalo(Kernel):
             code(
                 self.name, across=patch.across, down=patch.down, columns=patch.columns, height=patch.height, width=patch.width,
                 channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, kinds=patch.kinds,
-                result=patch.result, groups=patch.groups, stages=stages, constant=w.storage in program.constants, epilogue=spec.params,
+                result=patch.result, groups=patch.groups, stages=stages, constant=w.storage in program.constants,
+                epilogue=spec.params,
             ),
             grid=(shares * least(tiles, arch.sms // shares), 1, 1),
             block=patch.threads,
@@ -606,7 +607,8 @@ def _function(patch: Patch, stages: int, constant: bool, params: tuple[Value, ..
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     layout = patch.layout(stages)
-    weights, ring = Stages(layout, "weights", patch.chunks, patch.filters), Ring(layout, "ring", stages, patch.slot, 1, patch.groups)
+    weights = Stages(layout, "weights", patch.chunks, patch.filters)
+    ring = Ring(layout, "ring", stages, patch.slot, 1, patch.groups)
     results, begin = _results(patch, layout, params), image_order.starting(patch.columns)
     produce, sum_up = _produce(patch, ring, weights, constant), _sum_up(patch, ring, weights, _accumulators(patch))
     consume, stored, warps = _consume(patch, ring, sum_up, results), patch.boxed, patch.warps

@@ -524,6 +524,25 @@ def test_some_are_kept_where_all_together_are_slower(extra: float, kept: int) ->
     assert found.times["sm_90a"][1] == {4: 4.5, 2: 6.0, 0: 8.0}[kept]
 
 
+@pytest.mark.parametrize(("own", "kept"), [(2.1, ("n0", "n2", "n4", "n6")), (6.0, ("n0", "n6"))])
+def test_what_is_between_bytes_is_in_bytes_if_all_are_faster_by_it(own: float, kept: tuple[str, ...]) -> None:
+    """The third product is no faster in bytes, but one in bytes before one in floats takes four times as long. If the third one
+    is far slower, both stay in floats."""
+    net, h = Net(x=(16, 64)), "x"
+    for _ in range(4):
+        h = net("Relu", net("MatMul", h, net.normal(64, 64, scale=0.17)))
+    net.out(h)
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        found = steps(made, 2.0, 1.0)
+        some = {nodes[0]: time for nodes, time in found}
+        some["n4"] = own if some["n4"] == 1.0 else 2.0
+        some["n2"] += 3.0 if some["n2"] == 1.0 and some["n4"] == 2.0 else 0.0
+        return [((name, f"n{int(name[1:]) + 1}"), time) for name, time in some.items()]
+
+    assert picked(net, 1.0, times).layers == kept
+
+
 def test_nothing_is_in_bytes_where_that_is_no_faster() -> None:
     found = chosen(residual(), 5e-2, bytes_=2.0)
     assert not found.layers and {*found.floats.values()} == {"bytes are estimated to be no faster"}

@@ -93,15 +93,23 @@ def saved(change: Change, before: Steps, after: Steps) -> float:
 
 def gains(
     every: Sequence[Change], choice: Mapping[str, int], before: Steps, steps: Callable[[Mapping[str, int]], Steps]
-) -> dict[str, tuple[int, float]]:
-    """What each change of a choice saves by itself, and the way, by the activation's name: of those that save something.
+) -> list[tuple[Change, float]]:
+    """What each change of a choice saves by itself.
 
     before  the choice's steps; steps: gives those of any choice
     """
-    found = {}
+    found = []
     for together in apart(every):
         after = steps({**choice, **{change.name: change.way for change in together}})
-        for change in together:
-            if (less := saved(change, before, after)) > 0:
-                found[change.name] = change.way, less
+        found += [(change, saved(change, before, after)) for change in together]
+    return found
+
+
+def worth_most(worth: Sequence[tuple[Change, float]]) -> dict[str, int]:
+    """Of changes and what they are worth, those that are worth most and have no node in common: the ways by name."""
+    found, taken = dict[str, int](), set[str]()
+    for change, gain in sorted(worth, key=lambda one: -one[1]):
+        if gain > 0 and taken.isdisjoint(change.around):
+            found[change.name] = change.way
+            taken |= change.around
     return found

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen
-from tccompile.quantize.changes import Steps, changes, gains
+from tccompile.quantize.changes import Steps, changes, gains, worth_most
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -63,7 +63,7 @@ that is within the bound and one that is not."""
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
 
-ROUNDS = 2
+ROUNDS = 3
 """How often each activation is tried otherwise."""
 
 SPARE = 0.95
@@ -180,11 +180,11 @@ def choose(
         return off(choice).counts
 
     whole, _ = within(found, bound, error, least)
+    whole = _changed(found, whole, least, bound, entries, error)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
     if any(choice.values()):
-        choice, took = _changed(found, (choice, took), least, bound, entries, error)
         choice = _with_sums(known.added, activations, (choice, took), bound, entries, error)
     reasons = dict(known.floats)
     for t in found:
@@ -289,26 +289,22 @@ def _fastest(
 
 
 def _changed(
-    found: Sequence[Timed], best: tuple[dict[str, int], float], least: float, bound: float, entries: Entries, error: Error
-) -> tuple[dict[str, int], float]:
-    """A choice, whose time is given, with single activations stored otherwise where that makes the model faster, as long as it
-    does and the error is within the bound."""
+    found: Sequence[Timed], choice: dict[str, int], least: float, bound: float, entries: Entries, error: Error
+) -> dict[str, int]:
+    """A choice with single activations stored otherwise, as often as that makes the model faster and the error is within the
+    bound."""
     activations, squares = [t.activation for t in found], {t.name: t.activation.squares for t in found}
     fastest = {t.name: min(t.activation.ways, key=lambda way: t.times[way] if way else math.inf) for t in found}
-    choice, took = best
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if any(choice.values()) else 0):
         before = entries.steps(activations, choice)
         every = changes(activations, choice, fastest, before, entries.beside)
         gained = gains(every, choice, before, partial(entries.steps, activations))
-        worth = {
-            name: way for name, (way, less) in gained.items() if less > least * (squares[name][way] - squares[name][choice[name]])
-        }
-        tried = {**choice, **worth}
-        time = entries.time(activations, tried)
-        if not any(tried.values()) or time >= took or not error(tried) <= bound:
+        costs = (least * (squares[c.name][c.way] - squares[c.name][choice[c.name]]) for c, _ in gained)
+        tried = choice | worth_most([(c, less - cost) for (c, less), cost in zip(gained, costs, strict=True)])
+        if tried == choice or entries.time(activations, tried) >= sum(time for _, time in before) or not error(tried) <= bound:
             break
-        choice, took = tried, time
-    return choice, took
+        choice = tried
+    return choice
 
 
 def _with_sums(
