@@ -340,7 +340,7 @@ class ConvHalo(Kernel):
         storing = (
             adding
             + bytes_
-            + slots_of(op.epilogue.expr, arch) * patch.pixels * patch.columns / 128
+            + slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) * patch.pixels * patch.columns / 128
             + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
         ) / cycles
         computing = each * max(multiplying + storing, copying) + patch.weights / own.weights

@@ -200,7 +200,7 @@ class ConvPatch(TextKernel):
         sharing = steps * (4 * patch.mi + patch.outputs / 4) / own.sharing
         copies = patch.height * patch.width * max(1, patch.quads // 2)
         stores = 16 * patch.warps * patch.mi * patch.outputs / patch.lanes
-        functions = slots_of(op.epilogue.expr, arch) * stores * patch.lanes
+        functions = slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) * stores * patch.lanes
         issuing = (own.copying * copies + own.storing * stores + functions) / (128 * own.sharing)
         tile = max(multiplying, sharing) + own.exposed * min(multiplying, sharing) + issuing
         tile *= max(1.0, 16 / (resident * patch.warps)) ** own.few_warps  # too few warps to hide latencies

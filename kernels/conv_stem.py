@@ -246,7 +246,7 @@ class ConvStem(Kernel):
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
         multiplying = 2 * stem.groups * len(stem.steps) * (own.multiplying + own.more * stem.columns) / measured(arch).cycles_us
         putting = own.putting * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
-        storing = own.storing + slots_of(op.epilogue.expr, arch)
+        storing = own.storing + slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch)
         issuing = (putting + storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
         weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)

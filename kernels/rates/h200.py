@@ -231,6 +231,7 @@ H200 = Rates(
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
+        coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(4.5, "µs", PAIR_SM90, "2026-11-26"),

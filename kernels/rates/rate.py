@@ -383,6 +383,8 @@ class GemmSm90:
     """The same of tanh."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
+    coarse_tanh: Rate
+    """The same of tanh, and of what is made of it by a product."""
 
 
 @dataclass(frozen=True)
