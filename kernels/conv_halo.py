@@ -30,7 +30,7 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, least, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, divides, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -395,13 +395,14 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 
 def is_boxed(op: Conv, program: Program) -> bool:
-    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
-    its pixels at one stride, as those of y. Both are of halves, or both of bytes."""
+    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels, or a part
+    of one. Both are of halves, or both of bytes."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
         return False
-    if any(load.step is None or not load.vector for load in loads):
+    apart = [n for load in loads for n in _bytes_apart(load, program.op_shape(op))]
+    if not all(load.vector for load in loads) or any(n <= 0 or not divides(UNIT, n) for n in apart):
         return False
     boxes = y, *(load.tensor for load in loads)
     if any(t.rank != y.rank for t in boxes):  # a constant for each pixel, which zero points of padded images make
@@ -447,11 +448,15 @@ def _map_weights(problem: Problem, patch: Patch) -> TiledMap:
 
 
 def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle: int) -> TiledMap:
-    """The same of what is added to y, whose pixels lie `step` elements apart, one after the other."""
-    (_, channels, p, q), size = y.shape, load.tensor.dtype.size
-    assert load.step is not None
-    strides = tuple(size * n * load.step for n in (1, q, p * q))
-    return TiledMap(load.tensor.name, size * load.offset, (channels, q, p, y.shape[0]), strides, box, (1, 1, 1, 1), swizzle)
+    """The same of what is added to y."""
+    (n, channels, p, q), size = y.shape, load.tensor.dtype.size
+    apart = _bytes_apart(load, y.shape)
+    return TiledMap(load.tensor.name, size * load.offset, (channels, q, p, n), apart, box, (1, 1, 1, 1), swizzle)
+
+
+def _bytes_apart(load: epilogue.RowLoad, shape: Shape) -> tuple[Extent, ...]:
+    """Bytes from column to column, row to row and image to image of what is added to a result of this shape."""
+    return tuple(load.tensor.dtype.size * load.strides[axis] if shape[axis] > 1 else UNIT for axis in (3, 2, 0))
 
 
 # --- The code --------------------------------------------------------------------------------------------------------

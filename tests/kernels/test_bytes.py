@@ -385,6 +385,20 @@ def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType, more: Co
     agrees(ConvHalo(), program, {"across": 8, "down": 8, "columns": 32, **more}, arch=ARCHS["sm_90a"], run=machine.run)
 
 
+@pytest.mark.parametrize("kind", [I8, pytest.param(F16, marks=thorough)])
+def test_a_part_of_an_image_is_added_to_convolutions_from_patches(kind: DType) -> None:
+    program = with_residual(kind, kind, (2, 40, 9, 10), 64, (3, 3))
+    (op,), (n, c, p, q) = program.ops, program.tensors["y"].shape
+    r = dense("r", (n, c, p + 3, q + 2), kind, NHWC, padding(kind, True))
+    part = View("r", (coord(0), coord(1), coord(2) + 2, coord(3) + 1))
+    there = replace(op.epilogue, loads=(part, *op.epilogue.loads[1:]))
+    constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(-9, 10, r.shape).astype(kind.numpy))}
+    program = replace(program, tensors={**program.tensors, "r": r}, constants=constants, ops=(replace(op, epilogue=there),))
+    config = {"across": 8, "down": 8, "columns": 32}
+    assert dict(ConvHalo().work(program.ops[0], program, config, ARCHS["sm_90a"]).launches[0].code.params)["boxed"]
+    agrees(ConvHalo(), program, config, arch=ARCHS["sm_90a"], run=machine.run)
+
+
 def test_patches_of_bytes_leave_in_boxes_only() -> None:
     program = conv((1, 64, 9, 10), 40, (3, 3), (I8, I8, I32), pads=(1, 1))
     assert "is not stored by the copy engine" in str(ConvHalo().supports(program.ops[0], program, ARCHS["sm_90a"]))
