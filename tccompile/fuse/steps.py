@@ -1,6 +1,7 @@
 """What rounds a product to bytes divides its scales and constants by the step in place of every result.
 
 round((s · acc + b + c · r) / k)  =>  round(s/k · acc + b/k + c/k · r), which is the same but for the last bit of a float
+round((acc + b) / k)              =>  round(1/k · acc + b/k)
 saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …), and so of other bounds beyond the type's
 saturate(round(x) + 0, …)         =>  saturate(round(x), …)
 """
@@ -45,8 +46,8 @@ class _Steps:
                 if now is None:
                     del self.views[before:]
                 else:
-                    return self.of(_without_limits(substitute(expr, {rounded: call("round", now)})))
-        return expr, tuple(self.views)
+                    return self.of(substitute(expr, {rounded: call("round", now)}))
+        return _without_limits(expr), tuple(self.views)
 
     def divided(self, x: Expr, step: float) -> Expr | None:
         """x / step by no more operations than x takes, or None."""
@@ -71,8 +72,10 @@ class _Steps:
         return None
 
     def scaled(self, x: Expr, step: float) -> Expr | None:
-        """A tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
-        return call("mul", x, float(np.float32(1) / np.float32(step))) if x.fn == "load" and x.dtype is DType.F32 else None
+        """A tensor or a sum that something is added to, as a multiplication that comes with the addition: one in place of the
+        quotient's."""
+        of_floats = x.fn in ("load", "acc") and x.dtype is DType.F32
+        return call("mul", x, float(np.float32(1) / np.float32(step))) if of_floats else None
 
     def constant(self, x: Expr, step: float) -> Expr | None:
         """A constant that is loaded, divided by the step."""
@@ -99,12 +102,15 @@ def _without_limits(expr: Expr) -> Expr:
                 rounded, moved = rounded.args[0], float(rounded.args[1].value)  # type: ignore[arg-type]
             if rounded.fn == "round":
                 within = call("round", _unbounded(rounded.args[0], least - moved, most - moved))
-                found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
+                if within != rounded or rounded.args[0].fn != "ratio":  # else it is as it was
+                    found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
     return substitute(expr, found) if found else expr
 
 
 def _unbounded(x: Expr, least: float, most: float) -> Expr:
     """A number without bounds at or beyond these two."""
+    if x.fn == "ratio" and x.args[1].fn == "const" and (step := float(x.args[1].value or 0)) > 0:  # type: ignore[arg-type]
+        return call("ratio", _unbounded(x.args[0], least * step, most * step), x.args[1])
     while x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
         bound = 0.0 if x.fn == "relu" else float(x.args[1].value)  # type: ignore[arg-type]
         if bound < most if x.fn == "min" else bound > least:
