@@ -31,7 +31,7 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.conv_patch import split, vectors_of
+from tccompile.kernels.conv_patch import SHORT, split, vectors_of
 from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts import image_order
@@ -377,12 +377,14 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         _key(stem),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         *(["wait_for_earlier_grids()"] if constant else []),
-        "let_later_grids_start()",
+        f"if tiles <= i32(stride * i32({SHORT})):",
+        "    let_later_grids_start()",
         "image, row, column = place(tile, order)",
         *_read(stem, x),
         "turn = i32(0)",
         "while tile < tiles:",
         *(f"    {line}" for line in loop),
+        "let_later_grids_start()",
         "if lane == 0:",
         "    boxes_read()",
     ]
