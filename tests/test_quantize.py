@@ -452,6 +452,37 @@ def test_what_is_moved_has_one_scale_and_is_moved_in_bytes() -> None:
     assert relative_error(*outputs(program, [feeds], sources(model))[0].values(), *got) <= 2e-3
 
 
+@pytest.mark.parametrize("gain", [True, False])
+def test_what_is_joined_for_ops_of_single_elements_is_in_bytes_if_that_is_faster(gain: bool) -> None:
+    """A densely connected block: each layer reads all results before it, scaled anew."""
+    net = Net(x=(1, 32, 8, 8))
+
+    def conv(x: str, o: int, i: int) -> str:
+        return net("Conv", x, net.normal(o, i, 3, 3, scale=(2 / (9 * i)) ** 0.5), pads=[1] * 4)
+
+    parts = [conv("x", 32, 32)]
+    for k in range(1, 3):
+        h = net("Concat", *parts, axis=1) if k > 1 else parts[0]
+        parts.append(conv(net("Relu", net("Mul", h, net.normal(32 * k, 1, 1))), 32, 32 * k))
+    joined = net("Concat", *parts, axis=1)
+    net.out(conv(net("Relu", net("Mul", joined, net.normal(96, 1, 1))), 16, 96))
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        p = fuse(lower(rewrite(made.copy())))
+        wide = [any(p.tensors[n].dtype is DType.F32 for n in op.multiplied or op.inputs[:1]) for op in p.ops]
+        return [(op.nodes, 3.0 if w and (gain or op.multiplied) else 1.0) for op, w in zip(p.ops, wide, strict=True)]
+
+    found = picked(net, 1.0, times)
+    assert len(found.layers) == 4 and (joined in found.tensors) == gain
+    scales = {found.tensors[t].grid.scale for t in (*parts, joined) if gain}
+    assert len(scales) == gain
+    made, (feeds,) = found.applied(rewritten(net)), runs_of(net, 1, seed=9)
+    exact, got = (reference(m, feeds).values() for m in (net.model(), gs.export_onnx(made)))
+    assert 1e-4 < relative_error(*got, *exact) < 5e-2
+    program = fuse(lower(rewrite(made)))
+    assert [op for op in program.ops if isinstance(op, Pointwise) and program.tensors[op.inputs[0]].dtype.bits == 8] or not gain
+
+
 def test_activations_of_other_sizes_are_not_tied() -> None:
     net = Net(x=(1, 16, 8, 8))
     big = net("Conv", "x", net.normal(16, 16, 1, 1, scale=30))
