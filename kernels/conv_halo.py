@@ -343,7 +343,11 @@ class ConvHalo(Kernel):
             + slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) * patch.pixels * patch.columns / 128
             + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
         ) / cycles
-        computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
+        computing = each * max((multiplying + storing) * own.of_groups[patch.groups], copying) + patch.weights / own.weights
+        if patch.size * patch.channels <= UNIT and not patch.spread:
+            computing += patch.taps * patch.columns * own.short_row / cycles
+        if each == 1:  # its results are those of one warpgroup, and nothing is multiplied meanwhile
+            computing += own.alone_us * patch.pixels * patch.columns / 1000
         moving = traffic_us(op, program, arch)
         return own.start_us + max(computing, moving) + own.exposed * min(computing, moving)
 

@@ -37,6 +37,7 @@ from tccompile.kernels.rates.rate import (
 
 # By what the constants of each kernel were measured.
 CONV_HALO = "fitted to 531 times of 133 convolutions on an H200; estimates are 10 % off, choices 1 % slower than the best"
+CONV_HALO_BYTES = "fitted to 126 times of 37 convolutions in bytes on an H200"
 CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10 % off, choices 4 % slower than the best"
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
@@ -64,7 +65,10 @@ H200 = Rates(
         storing=Rate(12, "cycles", CONV_HALO, "2026-11-23"),
         storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
+        of_groups=Table({2: 1.0, 3: 0.95, 4: 0.92}, "of the time", CONV_HALO_BYTES, "2026-11-26"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
+        short_row=Rate(13, "cycles", CONV_HALO_BYTES, "2026-11-26"),
+        alone_us=Rate(0.14, "µs", CONV_HALO_BYTES, "2026-11-26"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
         exposed=Rate(0.43, "of the time", CONV_HALO, "2026-11-23"),
     ),

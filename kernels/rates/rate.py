@@ -55,8 +55,14 @@ class ConvHalo:
     """What boxes of as many bytes take beyond what others multiply meanwhile."""
     shuffling: Rate
     """The same where the results lie apart."""
+    of_groups: Table
+    """Of the time of two warpgroups, what more take, by their number."""
     weights: Rate
     """Weights that come, as far as launches before do not hide it."""
+    short_row: Rate
+    """More for a row of weights of 16 bytes."""
+    alone_us: Rate
+    """More for 1000 results of a tile that is the only one of its block."""
     start_us: Rate
     """A launch."""
     exposed: Rate
