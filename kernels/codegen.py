@@ -203,6 +203,14 @@ class Lines:
             return name
         return self.value(expr, leaf)
 
+    def unrounded(self, expr: Expr, leaf: Callable[[Expr], str], dtype: DType) -> str:
+        """The name of a float32 that rounded to an integer and saturated to `dtype`, of a byte, is the value of an expression."""
+        if expr.fn == "cast" and expr.args[0].fn == "saturate":
+            x, *limits = expr.args[0].args
+            if x.fn == "round" and limits == [const(float(dtype.lowest)), const(float(dtype.largest))]:
+                return self.value(x.args[0], leaf)
+        return self.cast(self.value(expr, leaf), expr.dtype, DType.F32)
+
     def _rounded(self, expr: Expr, leaf: Callable[[Expr], str], how: str) -> str | None:
         """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded"), int64 ("whole"), or an int64 of
         which the lowest byte counts ("bits"): rounding comes last, as the limits are integers. None where `expr` is something

@@ -384,7 +384,9 @@ class ConvHalo(Kernel):
             grid=(shares * least(tiles, arch.sms // shares), 1, 1),
             block=patch.threads,
             args=(*maps, *map(I32, numbers), *spec.args),
-            smem=patch.smem(stages),
+            # No multiprocessor has room for two: of launches that start early it would take two where one of the grid before
+            # has ended, and leave others without one.
+            smem=max(patch.smem(stages), arch.smem_sm // 2),
         )  # fmt: skip
         return Work((launch,))
 

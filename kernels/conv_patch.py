@@ -44,8 +44,8 @@ FLAT = 32
 """Steps of 4 quads up to which they may begin in different taps: each takes a register for where it lies."""
 
 SHORT = 4
-"""Tiles of a block up to which later grids may start at once. The blocks of a long grid end at times that are far apart, and those
-of the next one, of which one is meant for each multiprocessor, would all go to those that are free first."""
+"""Tiles of a block up to which later grids may start at once. The blocks of a long grid end at times that are far apart, and
+those of the next one, of which one is meant for each multiprocessor, would all go to those that are free first."""
 
 AT_ONCE = 4
 """Vectors that a thread has on their way to shared memory, pixels or weights."""

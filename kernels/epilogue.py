@@ -40,6 +40,8 @@ from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
+BYTES = DType.I8, DType.U8
+
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
 
@@ -357,8 +359,9 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
     """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
-                               rounded to nothing yet; zeros in y's padding, anything beyond it. With `groups`, the same of
-                               channels c + 8, c + 16 … after them: then y's padded extent is a multiple of 8 · groups
+                               rounded to nothing yet, nor saturated; zeros in y's padding, anything beyond it. With
+                               `groups`, the same of channels c + 8, c + 16 … after them: then y's padded extent is a multiple of
+                               8 · groups
     results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `load_added` gives
                                them
     """
@@ -568,12 +571,15 @@ class _Writer:
         """The names of row r's results, as the store takes them."""
         form, out = self.form, self.out
         lanes, y, further = range(form.lanes), form.y, GROUP * (r // self.rows)
-        value = out.byte if y.dtype in (DType.I8, DType.U8) else out.value
+        value = out.byte if y.dtype in BYTES else out.value
 
         def leaf(i: int) -> Callable[[Expr], str]:
             return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
+        if y.dtype in BYTES and not self.stores:
+            results = [out.unrounded(self.expr, leaf(i), y.dtype) for i in lanes]
+        else:
+            results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
         return self._masked(results, y.dtype, further)
 
     def _masked(self, results: list[str], dtype: DType, further: int = 0) -> list[str]:
@@ -595,7 +601,7 @@ class _Writer:
         return self._masked(results, dtype)
 
     def _zero_of(self, dtype: DType) -> str:
-        return "f32(0)" if dtype.is_float else "i64(0)"
+        return "f32(0)" if dtype.is_float or (dtype in BYTES and not self.stores) else "i64(0)"
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""

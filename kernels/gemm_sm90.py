@@ -157,11 +157,12 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     return consume
 
 
-def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value, ...]) -> Function:
+def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value, ...], blocks: int) -> Function:
     """The kernel for a tile: the code that `Hopper.work` gives its arguments to.
 
     copied  whether A comes by im2col; elements of a box's row; whether A and B are K-major; whether B is the same in every run
     batch   rows that a lane stores at a time
+    blocks  that a multiprocessor is to hold at once
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
@@ -221,7 +222,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, cluster=split)
+    return Function(flat, signature, t.threads, blocks, cluster=split)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -412,7 +413,8 @@ class Hopper(OneWay):
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
         t = Tile(**chosen, added=added, teams=params.get("teams", 1))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
-        return _function(t, copied, params["rows"], params["epilogue"])
+        blocks = resident(t, arch) if t.paired else 1  # more registers than it needs would leave one of them room
+        return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)

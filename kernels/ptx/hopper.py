@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
@@ -26,6 +27,7 @@ from tccompile.kernels.ptx.core import (
     unpacked,
     void,
 )
+from tccompile.kernels.ptx.memory import pack_rounded
 from tccompile.kernels.ptx.mma import SUMS
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
@@ -420,19 +422,16 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
 
 
 @cache
-def store_byte_matrices(count: int) -> Any:
-    """The device function (address, four int64 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of the
-    pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones; only the lowest
-    bytes of the numbers count. Addresses are those of `store_matrices`."""
+def store_byte_matrices(dtype: DType, count: int) -> Any:
+    """The device function (address, four float32 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of
+    the pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones, which are
+    rounded and saturated. Addresses are those of `store_matrices`."""
     words, body = "abcd"[:count], []
     for i, word in enumerate(words):
-        numbers = [f"n{i}_{k}" for k in range(4)]
-        body.append(f".reg .b32 {', '.join(numbers)}, l{i}, h{i};")
-        body += [f"cvt.u32.u64 {n}, ${4 * i + k + 1};" for k, n in enumerate(numbers)]
-        body += [f"prmt.b32 l{i}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{i}, {numbers[1]}, {numbers[3]}, 0x3340;"]
-        body.append(f"prmt.b32 {word}, l{i}, h{i}, 0x5410;")
+        pairs = [f"${4 * i + k + 1}" for k in (0, 2, 1, 3)]
+        body += pack_rounded(dtype, word, pairs)
     stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
-    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(types.int64,) * (4 * count))
+    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(f32,) * (4 * count))
 
 
 @cache

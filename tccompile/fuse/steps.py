@@ -1,7 +1,6 @@
 """What rounds a product to bytes divides its scales and constants by the step in place of every result.
 
 round((s · acc + b + c · r) / k)  =>  round(s/k · acc + b/k + c/k · r), which is the same but for the last bit of a float
-round((acc + b) / k)              =>  round(1/k · acc + b/k)
 saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …), and so of other bounds beyond the type's
 saturate(round(x) + 0, …)         =>  saturate(round(x), …)
 """
@@ -72,10 +71,9 @@ class _Steps:
         return None
 
     def scaled(self, x: Expr, step: float) -> Expr | None:
-        """A tensor or a sum that something is added to, as a multiplication that comes with the addition: one in place of the
-        quotient's."""
-        of_floats = x.fn in ("load", "acc") and x.dtype is DType.F32
-        return call("mul", x, float(np.float32(1) / np.float32(step))) if of_floats else None
+        """A sum or tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
+        inverse = float(np.float32(1) / np.float32(step))
+        return call("mul", x, inverse) if x.fn in ("acc", "load") and x.dtype is DType.F32 else None
 
     def constant(self, x: Expr, step: float) -> Expr | None:
         """A constant that is loaded, divided by the step."""
@@ -102,9 +100,9 @@ def _without_limits(expr: Expr) -> Expr:
                 rounded, moved = rounded.args[0], float(rounded.args[1].value)  # type: ignore[arg-type]
             if rounded.fn == "round":
                 within = call("round", _unbounded(rounded.args[0], least - moved, most - moved))
-                if within != rounded or rounded.args[0].fn != "ratio":  # else it is as it was
-                    found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
-    return substitute(expr, found) if found else expr
+                found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
+    changed = {x: other for x, other in found.items() if other != x}
+    return substitute(expr, changed) if changed else expr
 
 
 def _unbounded(x: Expr, least: float, most: float) -> Expr:

@@ -91,12 +91,11 @@ class Numbers:
         self.values, self.shapes = values, shapes
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
         self.start: int = self._pointers.ctypes.data
-        self._rows: list[list[int]] = shapes.tolist()
 
     def told(self, number: int, node: Node) -> Any:
         """The parameters of the node of that number."""
         params = node.params
-        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self._rows[number]
+        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self.shapes[number].tolist()
         params.gridDimX = min(x, node.most) if node.launch.cooperative else x
         params.kernelParams = self.start + 8 * node.first
         return params
@@ -298,10 +297,13 @@ class Executable:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
-        tell, told = cu.native("cuGraphExecKernelNodeSetParams"), self._told.ctypes.data
-        for number in sorted(changed):
-            for handle in self.graph.handles[number]:
-                tell(self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
+        told, handles = self._told.ctypes.data, self.graph.handles
+        calls = [
+            (self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
+            for number in sorted(changed)
+            for handle in handles[number]
+        ]
+        cu.native_calls("cuGraphExecKernelNodeSetParams", calls)
         self._bound, self._stale = dict(addresses), False
 
     def nodes(self) -> Iterator[Node]:

@@ -53,9 +53,13 @@ def step_times(
         for kind, ratio in _ratios(steps, program).items():
             off.setdefault(kind, ratio)
         found[name] = []
-        for op, choice in steps:
+        nodes = [op.nodes for op in program.ops]
+        for i, choice in enumerate(choices):
+            if choice.work.within >= 0:  # computed by the other's launch, whose time is theirs together
+                nodes[choice.work.within], nodes[i] = nodes[choice.work.within] + nodes[i], ()
+        for (op, choice), own in zip(steps, nodes, strict=True):
             sure = 1.0 if choice.measured else _sure(_kind(op, program), off)
-            found[name].append((op.nodes, choice.cost * sure))
+            found[name].append((own, choice.cost * sure))
     return found
 
 
