@@ -11,6 +11,7 @@ from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_c
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
 from tccompile.kernels.parts.staging import RESULT
+from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
@@ -111,6 +112,8 @@ def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: in
         return own.split_us + own.split_sums_us * results + own.split_load_us * loads + tile
     if not t.boxed:
         return (own.row_us + own.row_load_us * loads) * results
+    if t.result < RESULT and BITS[t.kinds[0]] == 16:
+        return (own.byte_of_halves_us + own.byte_load_us * loads) * results
     if t.paired:
         return (own.byte_swapped_us + own.byte_swapped_load_us * loads) * results
     if t.swapped:  # a lane has read its bias before

@@ -208,6 +208,7 @@ H200 = Rates(
         box_swapped_us=Rate(0.6, "µs", GEMM_SM90, "2026-11-25"),
         box_swapped_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
+        byte_of_halves_us=Rate(1.1, "µs", "3 convolutions of few channels in mobilenet_v2 on an H200", "2026-11-26"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
         byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
         byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),

@@ -335,6 +335,8 @@ class GemmSm90:
     """As `box_load_us`, with swapped operands."""
     byte_us: Rate
     """To store as many bytes in boxes."""
+    byte_of_halves_us: Rate
+    """The same of products of halves, with swapped operands or without."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
     byte_swapped_us: Rate

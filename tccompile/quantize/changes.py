@@ -20,7 +20,7 @@ Steps = Sequence[tuple[Collection[str], float]]
 INTEGERS = "/ConvInteger", "/MatMulInteger"
 """What the names of products in integers end with, behind those that they have in floats."""
 
-TRIALS = 8
+TRIALS = 4
 """How often a choice's steps are estimated, at most, with some of its activations otherwise: of a graph whose steps have to do
 with many others, some are not tried."""
 

@@ -64,7 +64,7 @@ that is within the bound and one that is not."""
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
 
-ROUNDS = 3
+ROUNDS = 2
 """How often each activation is tried otherwise."""
 
 SPARE = 0.95
