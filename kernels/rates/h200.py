@@ -347,6 +347,7 @@ H200 = Rates(
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
         tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
+        tap_of_many=Rate(1.4, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),

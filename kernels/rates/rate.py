@@ -617,6 +617,8 @@ class Pool:
     """A tap of a lane."""
     tap_of_bytes: Rate
     """The same where the bytes of a word are compared."""
+    tap_of_many: Rate
+    """The same of 16 channels at once."""
     wait_us: Rate
     """A row of the window, which is waited for in turn."""
     at_once: Rate
