@@ -361,7 +361,9 @@ class Hopper(OneWay):
             t = _tile(config, arch, read, boxed)
             computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
-            apart = own.exposed * min(shorter, own.exposed_us) + own.exposed_more * max(shorter - own.exposed_us, 0)
+            apart = own.exposed * min(shorter, own.exposed_us)
+            if t.split == 1:  # else there is one wave, in which all of K but its beginning overlaps
+                apart += own.exposed_more * max(shorter - own.exposed_us, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost

@@ -46,8 +46,8 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
+from tccompile.ir.branches import in_order
 from tccompile.ir.extent import Decisions, deciding
-from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
@@ -431,7 +431,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = held_apart(fuse(program))
+    program = in_order(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -445,7 +445,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
+    program = in_order(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
@@ -494,7 +494,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
+                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)

@@ -612,7 +612,7 @@ def _place_of_pairs(warp, lane):
 def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `_put_turned`, for bytes: a lane's channels are neighbours, c and c + 1."""
     kept, results, extra = epilogue.build_kept(params)
-    floats = epilogue.floats_added(params, 4) if added else None
+    floats, stored = epilogue.floats_added(params, 4) if added else None, epilogue.Form.decoded(params).y.dtype
 
     @inline
     def keep(c, e):
@@ -651,7 +651,7 @@ def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any,
 
     def put(rows: int) -> Any:
         count = next(n for n in (4, 2, 1) if 8 * n <= rows)
-        compute, store = several(count), hw.store_byte_matrices(epilogue.Form.decoded(params).y.dtype, count)
+        compute, store = several(count), hw.store_byte_matrices(stored, count)
         load, words = hw.read_turned_matrices(count), (types.uint32(0),) * count
         four, further = 4 * count, 8 * count * 64
 
