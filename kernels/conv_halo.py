@@ -85,8 +85,8 @@ GROUPS = 2
 """Warpgroups that multiply, each a tile of its own."""
 
 MORE_GROUPS = {3: 64, 4: 32}
-"""The same of integers of 8 bits, which are multiplied in less time than results take: these are then rounded by more warps at once. And the
-accumulators that there are registers for, of a thread."""
+"""The same of integers of 8 bits, which are multiplied in less time than results take: these are then rounded by more warps at
+once. And the accumulators that there are registers for, of a thread."""
 
 GROUP = 128
 """Threads of a warpgroup."""
