@@ -452,7 +452,7 @@ def test_what_is_moved_has_one_scale_and_is_moved_in_bytes() -> None:
     assert relative_error(*outputs(program, [feeds], sources(model))[0].values(), *got) <= 2e-3
 
 
-@pytest.mark.parametrize("gain", [True, False])
+@pytest.mark.parametrize("gain", [True, pytest.param(False, marks=thorough)])
 def test_what_is_joined_for_ops_of_single_elements_is_in_bytes_if_that_is_faster(gain: bool) -> None:
     """A densely connected block: each layer reads all results before it, scaled anew."""
     net = Net(x=(1, 32, 8, 8))

@@ -387,7 +387,7 @@ def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType, more: Co
 
 @pytest.mark.parametrize("kind", [I8, pytest.param(F16, marks=thorough)])
 def test_a_part_of_an_image_is_added_to_convolutions_from_patches(kind: DType) -> None:
-    program = with_residual(kind, kind, (2, 40, 9, 10), 64, (3, 3))
+    program = with_residual(kind, kind, (2, 20, 5, 9), 32, (3, 3))
     (op,), (n, c, p, q) = program.ops, program.tensors["y"].shape
     r = dense("r", (n, c, p + 3, q + 2), kind, NHWC, padding(kind, True))
     part = View("r", (coord(0), coord(1), coord(2) + 2, coord(3) + 1))
