@@ -80,7 +80,7 @@ from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
 from tests.rewrites.common import Net, check_recipes
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
 
