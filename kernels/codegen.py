@@ -24,7 +24,7 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
-COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
+COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh")}
 """Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
 factor as well, which they multiply by anyway."""
 
