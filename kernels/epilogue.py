@@ -562,14 +562,26 @@ class _Writer:
     def _row(self, r: int, values: list[list[str]]) -> list[str]:
         """The names of row r's results, as the store takes them."""
         form, out = self.form, self.out
-        lanes, y, further = range(form.lanes), form.y, GROUP * (r // self.rows)
+        y, leaf = form.y, self._leaf(r, values)
         value = out.byte if y.dtype in (DType.I8, DType.U8) else out.value
+        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in range(form.lanes)]
+        return self._masked(results, y.dtype, GROUP * (r // self.rows))
 
-        def leaf(i: int) -> Callable[[Expr], str]:
-            return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
+    def _leaf(self, r: int, values: list[list[str]]) -> Callable[[int], Callable[[Expr], str]]:
+        """By lane: the names of what the expression takes in row r."""
+        first = r * self.form.lanes
+        return lambda i: lambda e: f"acc[{first + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
-        return self._masked(results, y.dtype, further)
+    def _in_pairs(self, values: list[list[list[str]]]) -> list[str] | None:
+        """The names of all rows' results, if they are bytes that two of them make together, whether of a row or of two."""
+        lanes, dtype = self.form.lanes, self.form.y.dtype
+        leaves = [self._leaf(r, read)(i) for r, read in enumerate(values) for i in range(lanes)]
+        if dtype not in (DType.I8, DType.U8) or len(leaves) % 2:
+            return None
+        pairs = [self.out.two_bytes(self.expr, leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
+        flat = [name for pair in pairs for name in pair or ()]
+        rows = [self._masked(flat[r * lanes :][:lanes], dtype, GROUP * (r // self.rows)) for r in range(len(values)) if flat]
+        return [name for row in rows for name in row] or None
 
     def _masked(self, results: list[str], dtype: DType, further: int = 0) -> list[str]:
         """Results with zeros in the padding."""
@@ -594,7 +606,7 @@ class _Writer:
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
-        ready = [name for r, read in enumerate(values) for name in self._row(r, read)]
+        ready = self._in_pairs(values) or [name for r, read in enumerate(values) for name in self._row(r, read)]
 
         def function(name: str, params: str, body: list[str], values: list[str]) -> DeviceText:
             lines = [f"c = select(c < {self.target.padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]

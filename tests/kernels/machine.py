@@ -467,6 +467,7 @@ class Machine:
         if kind == "f16x2":
             pairs: dict[str, Callable[..., np.ndarray]] = {
                 "mul": np.multiply, "sub": np.subtract, "fma": lambda a, b, c: a.astype(np.float64) * b + c,
+                "add": np.add, "max": np.fmax, "min": np.fmin, "tanh": lambda a: np.tanh(a.astype(np.float64)),
             }  # fmt: skip
             assign, words = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
 
