@@ -60,7 +60,7 @@ class Tile:
     @property
     def in_turn(self) -> bool:
         """Whether warpgroups take turns in asking for products, so that one multiplies while another computes exponentials."""
-        return 1 < self.warpgroups < 4 and self.size > 1
+        return self.warpgroups > 1 and self.size > 1
 
     @property
     def threads(self) -> int:
@@ -150,7 +150,7 @@ class Tile:
 
 
 SHAPES = {
-    2: ((1, 64), (1, 80), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128), (4, 64)),
+    2: ((1, 64), (1, 80), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
     1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (3, 64), (3, 96), (3, 128)),
 }
 """Warpgroups of a block, and rows of k and v that they take at a time, by bytes of an element."""
@@ -178,7 +178,7 @@ def tiles_of(op: Attention, program: Program, arch: Arch) -> Iterator[Tile]:
             size == 1 and k.shape[2] > ROUGH,
         )
         room = t.registers[1] if t.exchange else 240
-        if t.smem <= arch.smem_block and t.held + SLACK[size] <= room + ({3: 24, 4: 24}.get(warpgroups, 0) if size == 2 else 0):
+        if t.smem <= arch.smem_block and t.held + SLACK[size] <= room + (24 if warpgroups == 3 and size == 2 else 0):
             yield t
 
 

@@ -203,23 +203,13 @@ class Lines:
             return name
         return self.value(expr, leaf)
 
-    def two_bytes(self, expr: Expr, leaves: Sequence[Callable[[Expr], str]]) -> tuple[str, str] | None:
-        """What `byte` gives for two results, where they are bytes of a function that is computed for both at once, in halves:
-        these are as exact as such bytes need. None where they are something else."""
-        if expr.fn != "cast" or expr.args[0].fn != "saturate":
-            return None
-        rounded, low, high = expr.args[0].args
-        x, zero = rounded.args if rounded.fn == "add" else (rounded, const(0.0))
-        if x.fn != "round" or x.args[0].fn not in COARSE.values() or zero.fn not in ("const", "scalar"):
-            return None
-        if not -128 <= low.value <= high.value <= 255:  # type: ignore[operator]
-            return None
-        (of, half), move = x.args[0].args, f"{self.value(zero, leaves[0])} + f32(1536)"
-        ends = [self.let(f"twice({constant(e.value + 1536, DType.F32)})") for e in (low, high)]  # type: ignore[operator]
-        given = [*(self.value(of, leaf) for leaf in leaves), self.let(f"twice({self.value(half, leaves[0])})")]
-        name = x.args[0].fn.removeprefix("coarse_")
-        word = self.let(f"i64(two_bytes_of_{name}({', '.join([*given, self.let(f'twice({self.let(move)})'), *ends])}))")
-        return word, self.let(f"{word} >> 16")
+    def unrounded(self, expr: Expr, leaf: Callable[[Expr], str], dtype: DType) -> str:
+        """The name of a float32 that rounded to an integer and saturated to `dtype`, of a byte, is the value of an expression."""
+        if expr.fn == "cast" and expr.args[0].fn == "saturate":
+            x, *limits = expr.args[0].args
+            if x.fn == "round" and limits == [const(float(dtype.lowest)), const(float(dtype.largest))]:
+                return self.value(x.args[0], leaf)
+        return self.cast(self.value(expr, leaf), expr.dtype, DType.F32)
 
     def _rounded(self, expr: Expr, leaf: Callable[[Expr], str], how: str) -> str | None:
         """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded"), int64 ("whole"), or an int64 of

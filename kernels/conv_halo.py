@@ -14,6 +14,9 @@ A block has two warpgroups, each with a tile of its own: while one stores its re
 further warp has boxes copied, a tile's 64 channels after the other, into the rings of buffers that the warpgroups have; two
 barriers of each buffer say when it is full, and when it has been read.
 
+Sums of floats of 8 bits are rough on Tensor Cores. So those of a row of the filter, or of a tap, are made by themselves and added
+to the others in float32, while the other warpgroup multiplies.
+
 Results leave in boxes where the copy engine can store them. Others, such as a model's output, in float32 and each channel by
 itself, are stored by threads, from their registers: few output channels are little to store.
 
@@ -34,7 +37,7 @@ from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
@@ -46,10 +49,11 @@ from tccompile.kernels.parts.operands import ROW, STEP, UNIT
 from tccompile.kernels.parts.staging import BOXES, BYTES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
+from tccompile.kernels.rates.rate import ConvHalo as Rated
 from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, TiledMap, Value, Work, code, traffic_us
 
-TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8)
-"""Of the image and the weights: both are halves, or both integers of 8 bits."""
+TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
+"""Of the image and the weights: both are halves, both integers of 8 bits, or both floats of 8 bits."""
 
 SIDE = 8
 """Pixels along both sides of what one wgmma takes."""
@@ -67,6 +71,10 @@ where they are taps' parts of results."""
 MOST_STEPS = 80
 """Products of a box and 64 pixels, of tiles with more pixels that threads store: the compiler keeps what each begins with in
 registers, and at 84 spilled others."""
+
+MOST_ROUGH = 6
+"""Products of 32 bytes of floats of 8 bits whose sums are made at once: a row of the filter's where there are no more, else a
+tap's. Tensor Cores cut these sums off after 14 digits."""
 
 LEAST, MOST = 16, 192
 """Input channels. With 256, im2col took 0.55 to 0.98 of the time in five of six convolutions (H200); why has not been found."""
@@ -158,6 +166,17 @@ class Patch:
     @property
     def taps(self) -> int:
         return self.height * self.width
+
+    @property
+    def rough(self) -> bool:
+        """Whether sums of few products are added up: see `MOST_ROUGH`."""
+        return group_atom(*self.kinds).rough
+
+    def rounds(self, products: int) -> tuple[int, int]:
+        """How often these sums are made of a box that is so many products deep, along the filter's rows and down."""
+        if self.spread:
+            return 1, 1
+        return 1 if products * self.width <= MOST_ROUGH else self.width, self.height
 
     @property
     def last(self) -> int:
@@ -313,9 +332,11 @@ class ConvHalo(Kernel):
         shares, n, down, across = tiles_of(op, program, patch)
         tiles = n * down * across
         each = ceil_div(tiles, min(tiles, arch.sms // shares))
-        depth = ((patch.chunks - 1) * patch.whole + patch.last) * (1 if patch.spread else patch.taps)
-        cycles, narrow = measured(arch).cycles_us, own.narrow if patch.boxed else own.narrow_stored
-        multiplying = patch.blocks * depth * max(patch.wide, narrow) * own.multiplying / cycles
+        cycles, narrow = measured(arch).cycles_us, float(own.narrow if patch.boxed else own.narrow_stored)
+        multiplying = sum(
+            chunks * _multiplying_cycles(patch, products, max(patch.wide, narrow), own) / cycles
+            for products, chunks in ((patch.whole, patch.chunks - 1), (patch.last, 1))
+        )
         copying = (
             patch.pitch * patch.rows * (own.copying * patch.chunks + (own.beyond if patch.channels % patch.depth else 0)) / cycles
         )
@@ -365,13 +386,25 @@ class ConvHalo(Kernel):
             grid=(shares * least(tiles, arch.sms // shares), 1, 1),
             block=THREADS,
             args=(*maps, *map(I32, numbers), *spec.args),
-            smem=patch.smem(stages),
+            # No multiprocessor has room for two: of launches that start early it would take two where one of the grid before
+            # has ended, and leave others without one.
+            smem=max(patch.smem(stages), arch.smem_sm // 2),
         )  # fmt: skip
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Value) -> Function:
         patch = Patch(*(params[field.name] for field in fields(Patch)))
         return _function(patch, params["stages"], params["constant"], params["epilogue"])
+
+
+def _multiplying_cycles(patch: Patch, products: int, columns: float, own: Rated) -> float:
+    """Of a box of channels that is so many products deep."""
+    cycles = patch.blocks * products * (1 if patch.spread else patch.taps) * columns * own.multiplying
+    if not patch.rough:
+        return cycles
+    along, down = patch.rounds(products)
+    waiting = along * down * (patch.wide / 2 + own.rough)  # while one warpgroup waits and adds, the other multiplies
+    return max(cycles, (cycles + waiting) / 2)
 
 
 def columns_of(boxed: bool) -> tuple[int, ...]:
@@ -381,7 +414,7 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 def is_boxed(op: Conv, program: Program) -> bool:
     """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
-    its pixels at one stride, as those of y. Both are of halves, or both of bytes."""
+    its pixels at one stride, as those of y. Both are of halves, or both of 8 bits."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
@@ -393,7 +426,7 @@ def is_boxed(op: Conv, program: Program) -> bool:
         return False
     if any(may_move(t, program) or t.dtype.size * n % UNIT for t in boxes for n in (t.strides[3], t.padded[1])):
         return False
-    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), BYTES))
+    return any(all(t.dtype in kinds for t in boxes) for kinds in ((DType.F16,), (DType.BF16,), FLOAT8, BYTES))
 
 
 def patch_of(op: Conv, program: Program, config: Config) -> Patch:
@@ -446,17 +479,25 @@ GEOMETRY = 3
 
 def _accumulators(patch: Patch) -> tuple[Any, Any]:
     """What multiplies a box of channels by its taps' weights, for all of a tile's blocks of 64 pixels; and the last box."""
-    from tccompile.kernels.parts.accumulator import BlocksAccumulator
+    from tccompile.kernels.parts.accumulator import BlocksAccumulator, PromotedBlocks
     from tccompile.kernels.ptx import hopper as hw
 
     row = patch.row
     descriptors = hw.descriptor(row, 0, (SIDE if patch.spread else patch.pitch) * row), hw.descriptor(row, 0, SIDE * row)
     pixels = [n * SIDE**2 if patch.spread else below * patch.pitch + along for n, (along, below) in enumerate(patch.places)]
     places = tuple(pixel * row for pixel in pixels)
-    whole, last = (
-        BlocksAccumulator(patch.wide, descriptors, places, steps(patch, n), patch.kinds) for n in (patch.whole, patch.last)
-    )
-    return whole, last
+
+    def of(products: int) -> Any:
+        if not patch.rough:
+            return BlocksAccumulator(patch.wide, descriptors, places, steps(patch, products), patch.kinds)
+        times = patch.rounds(products)
+        taps = patch.width // times[0]
+        apart = taps * row, patch.pitch * row, taps * patch.tap
+        return PromotedBlocks(
+            patch.wide, descriptors, places, steps(patch, products)[: taps * products], patch.kinds, times, apart
+        )
+
+    return of(patch.whole), of(patch.last)
 
 
 def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> Any:

@@ -299,7 +299,7 @@ class ConvStem(Kernel):
             "read_quad": memory.load_words(2, space="global.nc"),
             "read_x": memory.load(x, guarded=True, space="global.nc"),
             "put": mma.store_shared_words(2),
-            "put_pair": memory.store(stem.y, 2, space="shared"),
+            "put_pair": memory.store(stem.y, 2, space="shared", rounds=stem.y in BYTES),
             "one_box_left": hopper.boxes_read(BOXES - 1),
             "boxes_read": hopper.boxes_read(0),
             **{name: getattr(hopper, name) for name in CALLED},

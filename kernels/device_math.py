@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from tccompile.kernels.ptx.core import f32, i32, inline, instruction, intrinsic, since, types, u32, u64
 
 i64, boolean = types.int64, types.boolean
@@ -216,36 +214,6 @@ def bits_within(x, low, high):
     return i64(_whole(x, low, high))
 
 
-twice = instruction("cvt.rn.f16x2.f32 $0, $1, $1;", u32, f32, pure=True)
-"""A word of twice the same half."""
-
-
-def _two_bytes(argument: str) -> Any:
-    """The device function (x, other x, half, zero, low, high) → a word whose first and third byte are those of x · half · (1 +
-    tanh(argument)), rounded, of both x. As a half, 1536 and a small integer have no digits for fractions.
-
-    argument  instructions from x to t, words of two halves each
-    zero      1536 and the zero point, low and high the same and limits, all of them `twice`
-
-    x ends at -20, since what is infinite would have no product with 0.
-    """
-    steps = f"mov.b32 t, 0xCD00CD00; cvt.rn.f16x2.f32 x, $2, $1; max.f16x2 x, x, t; {argument} tanh.approx.f16x2 t, t;"
-    rounding = "mul.f16x2 h, x, $3; fma.rn.f16x2 h, h, t, h; add.f16x2 h, h, $4; max.f16x2 h, h, $5; min.f16x2 $0, h, $6;"
-    return instruction(f"{{ .reg .b32 x, t, h, k; {steps} {rounding} }}", u32, f32, f32, u32, u32, u32, u32, pure=True)
-
-
-def _argument_of_gelu(square: float, one: float) -> str:
-    """x · (square · x² + one)"""
-    both = (f"0x{np.float16(n).view(np.uint16):04X}" for n in (square, one))
-    a, b = (f"{half}{half[2:]}" for half in both)
-    return f"mov.b32 k, {a}; mov.b32 t, {b}; mul.f16x2 h, x, x; fma.rn.f16x2 t, h, k, t; mul.f16x2 t, t, x;"
-
-
-two_bytes_of_gelu = _two_bytes(_argument_of_gelu(0.034706024, 0.80014581))
-two_bytes_of_gelu_tanh = _two_bytes(_argument_of_gelu(0.035677408, 0.79788456))
-two_bytes_of_silu = _two_bytes("mov.b32 t, 0x38003800; mul.f16x2 t, t, x;")
-
-
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 _to_s64 = instruction("cvt.rzi.s64.f32 $0, $1;", i64, f32, pure=True)
@@ -305,8 +273,6 @@ NAMES: dict[str, Any] = {
     "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
     "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
     "rounded_within": rounded_within, "whole_within": whole_within, "bits_within": bits_within,
-    "twice": twice, "two_bytes_of_gelu": two_bytes_of_gelu, "two_bytes_of_gelu_tanh": two_bytes_of_gelu_tanh,
-    "two_bytes_of_silu": two_bytes_of_silu,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
     # of int64

@@ -40,6 +40,8 @@ from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
+BYTES = DType.I8, DType.U8
+
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
 
@@ -354,8 +356,9 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
     """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
-                               rounded to nothing yet; zeros in y's padding, anything beyond it. With `groups`, the same of
-                               channels c + 8, c + 16 … after them: then y's padded extent is a multiple of 8 · groups
+                               rounded to nothing yet, nor saturated; zeros in y's padding, anything beyond it. With
+                               `groups`, the same of channels c + 8, c + 16 … after them: then y's padded extent is a multiple of
+                               8 · groups
     results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `load_added` gives
                                them
     """
@@ -562,26 +565,17 @@ class _Writer:
     def _row(self, r: int, values: list[list[str]]) -> list[str]:
         """The names of row r's results, as the store takes them."""
         form, out = self.form, self.out
-        y, leaf = form.y, self._leaf(r, values)
-        value = out.byte if y.dtype in (DType.I8, DType.U8) else out.value
-        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in range(form.lanes)]
-        return self._masked(results, y.dtype, GROUP * (r // self.rows))
+        lanes, y, further = range(form.lanes), form.y, GROUP * (r // self.rows)
+        value = out.byte if y.dtype in BYTES else out.value
 
-    def _leaf(self, r: int, values: list[list[str]]) -> Callable[[int], Callable[[Expr], str]]:
-        """By lane: the names of what the expression takes in row r."""
-        first = r * self.form.lanes
-        return lambda i: lambda e: f"acc[{first + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
+        def leaf(i: int) -> Callable[[Expr], str]:
+            return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-    def _in_pairs(self, values: list[list[list[str]]]) -> list[str] | None:
-        """The names of all rows' results, if they are bytes that two of them make together, whether of a row or of two."""
-        lanes, dtype = self.form.lanes, self.form.y.dtype
-        leaves = [self._leaf(r, read)(i) for r, read in enumerate(values) for i in range(lanes)]
-        if dtype not in (DType.I8, DType.U8) or len(leaves) % 2:
-            return None
-        pairs = [self.out.two_bytes(self.expr, leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
-        flat = [name for pair in pairs for name in pair or ()]
-        rows = [self._masked(flat[r * lanes :][:lanes], dtype, GROUP * (r // self.rows)) for r in range(len(values)) if flat]
-        return [name for row in rows for name in row] or None
+        if y.dtype in BYTES and not self.stores:
+            results = [out.unrounded(self.expr, leaf(i), y.dtype) for i in lanes]
+        else:
+            results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
+        return self._masked(results, y.dtype, further)
 
     def _masked(self, results: list[str], dtype: DType, further: int = 0) -> list[str]:
         """Results with zeros in the padding."""
@@ -602,11 +596,11 @@ class _Writer:
         return self._masked(results, dtype)
 
     def _zero_of(self, dtype: DType) -> str:
-        return "f32(0)" if dtype.is_float else "i64(0)"
+        return "f32(0)" if dtype.is_float or (dtype in BYTES and not self.stores) else "i64(0)"
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
-        ready = self._in_pairs(values) or [name for r, read in enumerate(values) for name in self._row(r, read)]
+        ready = [name for r, read in enumerate(values) for name in self._row(r, read)]
 
         def function(name: str, params: str, body: list[str], values: list[str]) -> DeviceText:
             lines = [f"c = select(c < {self.target.padded}, c, i32(0))", *body, f"return {tuple_of(values)}"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tccompile.arch import ARCHS
 from tccompile.errors import UsageError
-from tccompile.sizes import Size
+from tccompile.sizes import Size, Sum
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each model input, by its name."""
@@ -67,7 +67,7 @@ class Options:
     fp32: tuple[str, ...] = ()
     calibrate: Path | None = None
     nchwc_block: int | None = None
-    ranges: Mapping[str, Size | Axes] = field(default_factory=dict)
+    ranges: Mapping[str, Size | Axes | Sum] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     max_error: float | None = None
@@ -183,10 +183,14 @@ Ranged = Size | tuple[int, int] | tuple[int, int, int]
 """A range as Python says it: the least and the greatest size, and how far sizes are apart."""
 
 
-def as_sizes(ranges: Mapping[str, Ranged | Sequence[int | Ranged]]) -> dict[str, Size | Axes]:
-    """Ranges as Python says them: {"batch": (1, 64)} for a named dimension, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
-    out: dict[str, Size | Axes] = {}
+def as_sizes(ranges: Mapping[str, str | Ranged | Sequence[int | Ranged]]) -> dict[str, Size | Axes | Sum]:
+    """Ranges as Python says them: {"batch": (1, 64)} for a named dimension, {"total": "past+new"} for one that is a sum of
+    others, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
+    out: dict[str, Size | Axes | Sum] = {}
     for name, told in ranges.items():
+        if isinstance(told, str) and all(Sum.of(told).terms):
+            out[name] = Sum.of(told)
+            continue
         if not isinstance(told, Size | Sequence) or isinstance(told, str):
             raise UsageError(
                 f"the range of {name!r} is {told!r}: give (LOW, HIGH) or (LOW, HIGH, STEP), the smaller number first"
@@ -207,16 +211,22 @@ def _size(name: str, told: Any) -> Size:
     return Size(name, *told)
 
 
-def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes]:
-    """Ranges of sizes: a named dimension's as `batch=1..64` or `h=64..2160:8`, an input's axes as `x=1..64x3x224x224`."""
-    out: dict[str, Size | Axes] = {}
+def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes | Sum]:
+    """Ranges of sizes: a named dimension's as `batch=1..64`, `h=64..2160:8` or, if it is a sum of others, `total=past+new`; an
+    input's axes as `x=1..64x3x224x224`."""
+    out: dict[str, Size | Axes | Sum] = {}
     for text in texts:
         name, _, dims = text.rpartition("=")
-        axes = tuple(_parse_axis(part, f"{name}[{axis}]") for axis, part in enumerate(dims.split("x")))
-        if not name or any(axis is None for axis in axes) or not any(isinstance(axis, Size) for axis in axes):
-            raise UsageError(f"cannot read the range {text!r}; write it as batch=1..64, h=64..2160:8 or x=1..64x3x224x224")
         if name in out:
             raise UsageError(f"two ranges for {name!r}; give one")
+        if name and re.match(r"[^\d+][^+]*(\+[^+]+)*$|\d+(\+[^+]+)+$", dims):
+            out[name] = Sum.of(dims)
+            continue
+        axes = tuple(_parse_axis(part, f"{name}[{axis}]") for axis, part in enumerate(dims.split("x")))
+        if not name or any(axis is None for axis in axes) or not any(isinstance(axis, Size) for axis in axes):
+            raise UsageError(
+                f"cannot read the range {text!r}; write it as batch=1..64, h=64..2160:8, x=1..64x3x224x224, or total=past+new"
+            )
         known = tuple(axis for axis in axes if axis is not None)
         out[name] = replace(known[0], name=name) if len(known) == 1 and isinstance(known[0], Size) else known
     return out

@@ -25,3 +25,18 @@ class Size:
     def all(self) -> range:
         """Every size, the least first."""
         return range(self.low, self.high + 1, self.step)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A dimension that is a sum of others: numbers, and the names of sizes."""
+
+    terms: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Sum:
+        """As people write it, as `past + new`."""
+        return cls(tuple(int(term) if term.isdecimal() else term for term in map(str.strip, text.split("+"))))
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.terms))

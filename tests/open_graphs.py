@@ -7,6 +7,8 @@ them; shapes outside of the range must be refused.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import warnings
 
@@ -28,6 +30,9 @@ from tests.open_layers import ANYWHERE, OF_IMAGES, OF_ROWS, Layers
 
 BOUND, ROUNDED = 1e-5, 3e-2
 """The errors allowed, of all and of graphs in which something is rounded to bytes."""
+
+SECONDS, REFUSED = 120, 2
+"""How long a seed's process may take, and its exit code for a graph that is refused."""
 
 
 class Open(Layers):
@@ -249,23 +254,37 @@ def _shape(graph: Open, point: tuple[int, ...] | list[int]) -> tuple[int, ...]:
 
 
 def main(first: int, last: int, arch: str = "") -> None:
+    """Tries the seeds, each in a process of its own: some graphs end that of ONNX Runtime."""
+    print(f"# {first} to {last}", flush=True)
     refused = 0
     for seed in range(first, last):
-        if seed % 20 == 0:
-            print(f"# {seed}", flush=True)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = error_of(seed, arch)
-        except Exception as error:
-            print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            continue
-        if isinstance(found, str):
-            refused += 1
-            print(f"{seed}: refused: {found[:300]}", flush=True)
-        elif not found <= BOUND:
-            print(f"{seed}: {found:.1e}", flush=True)
+        child = os.fork()
+        if not child:
+            signal.alarm(SECONDS)
+            os._exit(_tried(seed, arch))
+        _, status = os.waitpid(child, 0)
+        refused += os.WIFEXITED(status) and os.WEXITSTATUS(status) == REFUSED
+        if os.WIFSIGNALED(status):
+            print(f"{seed}: ended by {signal.Signals(os.WTERMSIG(status)).name}", flush=True)
     print(f"{first} to {last}: done, {refused} refused", flush=True)
+
+
+def _tried(seed: int, arch: str) -> int:
+    """The exit code of a seed's process, which tells what is wrong."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = error_of(seed, arch)
+    except Exception as error:
+        print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return 1
+    if isinstance(found, str):
+        print(f"{seed}: refused: {found[:300]}", flush=True)
+        return REFUSED
+    if not found <= BOUND:
+        print(f"{seed}: {found:.1e}", flush=True)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

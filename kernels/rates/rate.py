@@ -57,6 +57,8 @@ class ConvHalo:
     """The same where the results lie apart."""
     weights: Rate
     """Weights that come, as far as launches before do not hide it."""
+    rough: Rate
+    """Of floats of 8 bits, what a round of products takes beside them, until its sums are added to the others."""
     start_us: Rate
     """A launch."""
     exposed: Rate
@@ -211,6 +213,10 @@ class Gemv:
     """What a kernel with Tensor Cores reaches."""
     widened: Rate
     """The same of floats of 8 bits that become halves first."""
+    unfilled: Rate
+    """What these lose where there are fewer blocks than find room, as far as there are fewer."""
+    result_us: Rate
+    """A result of a block's whose rows are those of the streamed operand, and which stores them row by row."""
     across: Rate
     """More for rows that are read at once and lie apart, each time they are twice as many."""
     again: Rate

@@ -120,7 +120,8 @@ class Compile(Command):
     "size_texts",
     multiple=True,
     metavar="batch=1..64",
-    help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224.",
+    help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224. "
+    "total=past+new: a dimension that is a sum of others.",
 )
 @click.option(
     "--arch",
@@ -497,7 +498,8 @@ def _print_check(report: Report, as_json: bool) -> int:
     else:
         say(report.text)
     if report.exit_code == UsageError.exit_code:
-        fail("the shapes of inputs are open: give them with --shape, or between what they lie with --range")
+        shapes = "; ".join(f"{m.issue.node}: {m.issue.way_out}" for m in report.missing)
+        fail(f"every node is supported, and the shapes of inputs are all that is missing. {shapes}")
     return report.exit_code
 
 

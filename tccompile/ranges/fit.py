@@ -1,10 +1,10 @@
 """Numbers at some sizes → a formula: how the integers of programs that are alike but for their sizes depend on these.
 
 What a program says of sizes is few forms of numbers: an extent of a layer, (a * d + b) // c * e + f of one dimension d of the
-model's inputs, at most so much, and products of these, which are strides and counts; and what such a number leaves of a
-dimension. Strides divide, padding adds, pooling and upsampling do both; divisions one after the other are one, and a is 1 but
-for images that become half as large again. So a formula that fits the sizes looked at can only be wrong where a program is made
-by other rules at other sizes; `alike` compares it there.
+model's inputs, at most so much, and products of these, which are strides and counts; what such a number leaves of a
+dimension, and halves of that. Strides divide, padding adds, pooling and upsampling do both; divisions one after the other are
+one, and a is 1 but for images that become half as large again. So a formula that fits the sizes looked at can only be wrong
+where a program is made by other rules at other sizes; `alike` compares it there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ class Line:
         whole = (d * self.a + self.b) // self.c if self.c > 1 else d + self.b
         line = whole * self.e + self.f
         return line if self.most is None else least(line, self.most)
+
+
+@dataclass(frozen=True)
+class Lack(Line):
+    """(what d + b lacks to a multiple of c, and a, in `parts`) * e + f: a border to a multiple, or what of it is on one side."""
+
+    a: int = 0
+    parts: int = 2
+
+    def of(self, d: Extent) -> Extent:
+        return (round_up(d + self.b, self.c) - d - self.b + self.a) // self.parts * self.e + self.f
 
 
 def fit(numbers: Sequence[int], at: Sequence[Mapping[str, int]], sizes: Mapping[str, Extent]) -> Extent | None:
@@ -153,7 +164,7 @@ def _product(
         first = reduce(mul, (factor(at[0]) for factor in found))
         if first == 0:
             return None
-        common = gcd(first, numbers[0])
+        common = gcd(first, numbers[0]) * (1 if first > 0 else -1)  # what is divided by is above 0
         if first != common and any(line.f for _, line in lines) and not any_quotient:
             return None
         product = product * (numbers[0] // common) // (first // common)
@@ -169,6 +180,8 @@ def _lines(numbers: Mapping[int, int]) -> list[Line]:
     if (line := _line(numbers)) is not None:
         return [line]
     if (line := _capped(numbers)) is not None:
+        return [line]
+    if (line := _lacking(numbers)) is not None:
         return [line]
     d, v = list(numbers), list(numbers.values())
     for c in PADDED:
@@ -209,6 +222,28 @@ def _capped(numbers: Mapping[int, int]) -> Line | None:
     if line is None or any(int(line.of(d)) < most for d in numbers if d not in below):
         return None
     return replace(line, most=most)
+
+
+def _lacking(numbers: Mapping[int, int]) -> Lack | None:
+    """The line through numbers that go up and down, as what is lacking to a multiple does."""
+    d, v = (np.array(row) for row in zip(*sorted(numbers.items()), strict=True))
+    steps = np.diff(v)
+    if len(d) < SURE or not ((steps > 0).any() and (steps < 0).any()):
+        return None
+    for c in sorted(DIVISORS[1:]):
+        lack = -(d + np.arange(c)[:, None]) % c  # a row for each b
+        for parts, a in ((1, 0), (2, 0), (2, 1)):
+            whole = (lack + a) // parts
+            i, j = whole.argmin(1), whole.argmax(1)
+            rows = np.arange(c)
+            rise = np.maximum(whole[rows, j] - whole[rows, i], 1)
+            e = (v[j] - v[i]) // rise
+            f = v[i] - e * whole[rows, i]
+            found = np.flatnonzero((whole * e[:, None] + f[:, None] == v).all(1))
+            if len(found):
+                b = int(found[0])
+                return Lack(b, c, int(e[b]), int(f[b]), a, None, parts)
+    return None
 
 
 def _slanted(d: np.ndarray, v: np.ndarray) -> Line | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,10 @@ import onnx
 from tccompile.errors import UsageError
 from tccompile.options import Axes, Shapes
 from tccompile.ranges.box import Box, Point
-from tccompile.sizes import Size
+from tccompile.sizes import Size, Sum
+
+Ranges = Mapping[str, Size | Axes | Sum]
+"""What a user says of sizes, by the names of dimensions and inputs."""
 
 AGAIN = "export it with open dimensions (torch.onnx.export's dynamic_shapes)"
 """What makes a range of a size that a model fixes."""
@@ -43,20 +47,21 @@ def _extent(told: int | str | Terms, sizes: Mapping[str, int]) -> int:
     return sizes[told] if isinstance(told, str) else told
 
 
-def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mapping[str, Size | Axes], fixed: Shapes) -> OpenInputs:
+def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Ranges, fixed: Shapes) -> OpenInputs:
     """The inputs of a graph with these ranges; `fixed` are shapes of others.
 
     Raises UsageError for ranges that fit no input, and for dimensions without one.
     """
     found, box = dict[str, tuple[int | str | Terms, ...]](), dict[str, Size]()
     inputs = [v for v in graph.input if v.name not in weights]
-    missing = []
+    missing, summed = list[str](), set[str | int]()
     for value in inputs:
         declared = [d.dim_param or d.dim_value if d.WhichOneof("value") else "?" for d in value.type.tensor_type.shape.dim]
         told = ranges.get(value.name)
+        summed |= {d for d in declared if isinstance(ranges.get(str(d)), Sum) and value.name not in fixed}
         if value.name in fixed:
             extents: list[int | str | Size | Terms] = [*fixed[value.name]]
-        elif told is not None:
+        elif told is not None and not isinstance(told, Sum):
             extents = _told(value.name, told if isinstance(told, tuple) else (told,), declared)
         else:
             extents = [_named(d, ranges) if isinstance(d, str) else d for d in declared]
@@ -71,7 +76,7 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mappin
                 raise UsageError(
                     f"{name!r} is a part of an input's extent only, and no extent of its own: give a shape (--shape)"
                 )
-    unused = [name for name in ranges if name not in box and (name not in found or name in fixed)]
+    unused = [name for name in ranges if name not in box and name not in summed and (name not in found or name in fixed)]
     if unused:
         if whose := next((v.name for v in inputs if v.name in fixed and unused[0] in (v.name, *_names(v))), None):
             raise UsageError(f"--shape {whose}=… says already how large {unused[0]!r} is: leave one of the two away")
@@ -81,7 +86,10 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Mappin
             f"the model has no dimension or input {unused[0]!r}; its inputs are {', '.join(map(repr, found))}; {there}"
         )
     if missing:
-        raise UsageError(f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64), or a shape (--shape)")
+        raise UsageError(
+            f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64, or NAME=PAST+NEW "
+            "for what is a sum of others), or a shape (--shape)"
+        )
     return OpenInputs(tuple(box.values()), found)
 
 
@@ -90,17 +98,17 @@ def _names(value: onnx.ValueInfoProto) -> list[str]:
     return [d.dim_param for d in value.type.tensor_type.shape.dim if d.dim_param]
 
 
-def _named(dimension: str, ranges: Mapping[str, Size | Axes]) -> str | Size | Terms:
+def _named(dimension: str, ranges: Ranges) -> str | Size | Terms:
     """What is known of a dimension; its name if that is nothing."""
     told = ranges.get(dimension)
-    return told if isinstance(told, Size) else _terms(dimension, ranges) or dimension
-
-
-def _terms(dimension: str, ranges: Mapping[str, Size | Axes]) -> Terms | None:
-    """The terms of a dimension that is called by a sum, as "past + 1"; None if it is not one of sizes that have a range."""
-    terms = [int(t) if t.isdecimal() else t for t in (part.strip() for part in dimension.split("+"))]
-    known = all(isinstance(t, int) or isinstance(ranges.get(t), Size) for t in terms)
-    return tuple(terms) if known and len(terms) > 1 else None
+    if isinstance(told, Size):
+        return told
+    terms = told.terms if isinstance(told, Sum) else Sum.of(dimension).terms  # as "past + 1"
+    unknown = [term for term in terms if isinstance(term, str) and not isinstance(ranges.get(term), Size)]
+    if unknown and isinstance(told, Sum):
+        way_out = f"give it one, as --range {shlex.quote(unknown[0])}=1..64"
+        raise UsageError(f"{dimension!r} is given as {told}, and {unknown[0]!r} has no range of its own: {way_out}")
+    return dimension if unknown or (told is None and len(terms) == 1) else terms
 
 
 def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size | Terms]:

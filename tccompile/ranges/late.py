@@ -59,7 +59,7 @@ def _points(box: Box) -> list[Point]:
     """Sizes by which is decided what is computed: near the least ones, of either parity, since what is made even may be so
     already; one between; and the greatest ones, which come last."""
     part = without_ones(box)[-1]
-    near = [tuple(size.all[min(k + i, len(size.all) - 1)] for i, size in enumerate(part)) for k in (1, 2)]
+    near = [tuple(size.all[(k + i) % len(size.all)] for i, size in enumerate(part)) for k in (1, 2)]  # of two sizes either one
     return list(dict.fromkeys((*near, *scattered(part, 1), tuple(size.all[-1] for size in part))))
 
 
@@ -77,7 +77,8 @@ def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np
         for reader in readers:
             if _is_of(names_of, reader[0]) or found.is_number(reader[0]):
                 found.follow(*reader)
-        if broken and not found.names:  # they have other names since they have been rewritten
+        if broken and not found.names:  # they have other names since they have been rewritten, or a count is a factor of them
+            found.as_counts = False
             for reader in readers:
                 found.follow(*reader)
         names |= found.names | {*_tabled([trace.graph for trace in traces])}

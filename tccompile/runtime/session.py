@@ -31,6 +31,7 @@ from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import RECENT, Engine, Platform
 from tccompile.runtime.forms import flattened, grouped, parts
+from tccompile.runtime.misfit import misfit
 
 if TYPE_CHECKING:
     from tccompile.runtime.profile import Profile
@@ -484,7 +485,8 @@ class Session:
         shapes = ", ".join(f"{n} {_shape(s)}" for n, s in got.items())
         if families:
             there = ", ".join(f"{n} {'x'.join(extents)}" for n, extents in ranges_of(self.plan).items())
-            return f"the plan takes no {shapes}; it was compiled for {there}"
+            why = misfit(max(families, key=lambda family: len(family.sizes)), got)
+            return f"the plan takes no {shapes}{why and ': '}{why}; it was compiled for {there}"
         if len(entries) == 1:
             tensors = entries[0].program.tensors
             wrong = [

@@ -46,9 +46,13 @@ def step_times(
         steps = list(zip(program.ops, choices, strict=True))
         off = ratios.setdefault(name, _ratios(steps))
         found[name] = []
-        for op, choice in steps:
+        nodes = [op.nodes for op in program.ops]
+        for i, choice in enumerate(choices):
+            if choice.work.within >= 0:  # computed by the other's launch, whose time is theirs together
+                nodes[choice.work.within], nodes[i] = nodes[choice.work.within] + nodes[i], ()
+        for (op, choice), own in zip(steps, nodes, strict=True):
             sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
-            found[name].append((op.nodes, choice.cost * sure))
+            found[name].append((own, choice.cost * sure))
     return found
 
 

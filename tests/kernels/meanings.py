@@ -84,18 +84,6 @@ def _within(x: Any, low: Any, high: Any) -> Any:
     return min(max(x, low), high) if x == x else low
 
 
-def _two_bytes(argument: Callable[[float], float]) -> Callable[..., int]:
-    """A word of two halves, 1536 more than what is meant; the others are words of twice the same half."""
-
-    def pair(x: float, other: float, *words: int) -> int:
-        half, zero, low, high = (float(np.array(w & 0xFFFF, np.uint16).view(np.float16)) for w in words)
-        made = [np.rint(v * half * (1 + math.tanh(argument(v)))) + zero for v in (max(float(x), -20.0), max(float(other), -20.0))]
-        first, second = (int(np.float16(min(max(v, low), high)).view(np.uint16)) for v in made)
-        return first | second << 16
-
-    return pair
-
-
 def names() -> dict[str, Any]:
     """What `codegen.names()` holds, in Python."""
     builtins = {n: f for n, f in NUMPY.items() if n not in ("where", "logical_not")}
@@ -107,10 +95,6 @@ def names() -> dict[str, Any]:
         "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
         "bits_within": lambda *x: int(np.rint(_within(*x))) + 0x4B400000,
-        "twice": lambda x: int(np.float16(x).view(np.uint16)) * 0x10001,
-        "two_bytes_of_gelu": _two_bytes(lambda x: x * (0.034706024 * x * x + 0.80014581)),
-        "two_bytes_of_gelu_tanh": _two_bytes(lambda x: x * (0.035677408 * x * x + 0.79788456)),
-        "two_bytes_of_silu": _two_bytes(lambda x: 0.5 * x),
         "select": lambda c, a, b: a if c else b,
         "within": lambda i, low, high: int(low <= i < high),
         "to_int": _saturated(-(2**63), 2**63 - 1), "to_unsigned": _saturated(0, 2**64 - 1), "to_float": np.float32,

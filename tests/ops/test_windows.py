@@ -9,6 +9,7 @@ import pytest
 
 from tccompile import backend
 from tccompile.errors import UnsupportedError
+from tccompile.ir.limits import check_program
 from tccompile.ir.ops import Conv, Pool
 from tccompile.load.model import load
 from tccompile.lower.graph import lower
@@ -27,6 +28,9 @@ CONVS: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 3, 10, 11), (4, 3, 4, 4), {"auto_pad": "VALID"}),
     ((2, 3, 21), (7, 3, 4), {"strides": [2], "pads": [2, 1], "dilations": [2]}),
     ((2, 6, 21), (6, 1, 3), {"group": 6, "auto_pad": "SAME_UPPER"}),
+    ((1, 3, 5, 9), (4, 3, 5, 3), {"dilations": [7, 8], "pads": [14, 8, 14, 8]}),
+    ((1, 3, 4, 30), (4, 3, 2, 4), {"dilations": [9, 12], "strides": [2, 50], "pads": [8, 5, 8, 3]}),
+    ((1, 4, 2, 3), (4, 1, 3, 3), {"dilations": [4, 4], "group": 4, "pads": [6, 4, 6, 6], "strides": [3, 1]}),
 )
 
 
@@ -42,6 +46,13 @@ def test_convolution(x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, An
     assert program.tensors[op.x].inner == 1 and program.tensors[op.x].padded[1] % 8 == 0
 
 
+def test_taps_that_never_meet_the_image_need_no_padding_around_it() -> None:
+    """As in networks of segmentation on small images, whose filters reach 36 pixels far."""
+    net = Net(x=(3, 2048, 8, 8))
+    net.out(net("Conv", "x", net.normal(4, 2048, 3, 3), dilations=[36, 36], pads=[36, 36, 36, 36]))
+    check_program(lower(load(net.model())))
+
+
 def test_filters_that_are_computed() -> None:
     net = Net(x=(1, 3, 8, 8), w=(4, 3, 3, 3), b=(4,))
     agrees(net.out(net("Conv", "x", net("Tanh", "w"), "b")))
@@ -55,6 +66,7 @@ POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 2, 8, 9), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     ((1, 2, 8, 9), {"kernel_shape": [4, 2], "strides": [3, 1], "auto_pad": "SAME_LOWER"}),
     ((2, 3, 19), {"kernel_shape": [4], "strides": [3], "pads": [1, 2]}),
+    ((1, 3, 1, 9), {"kernel_shape": [3, 2], "dilations": [1, 3], "pads": [1, 1, 1, 1], "strides": [1, 4]}),
     ((1, 3, 12, 12), {"kernel_shape": [3, 2], "dilations": [2, 3], "pads": [1, 1, 1, 1], "ceil_mode": 1, "strides": [2, 2]}),
 )
 

@@ -33,6 +33,8 @@ FORMS = {
     "at most": (TWO, lambda h, w: h * min(w, 40) * 3 + 1),
     "patches and one more": (TWO, lambda h, w: (h // 8 * (w // 4) + 1) * 32),
     "padded": (TWO, lambda h, w: h * round_up(w, 8)),
+    "half of a border to a multiple": (ONE, lambda n: -((round_up(n, 8) - n) // 2)),
+    "the larger half, in rows": (TWO, lambda h, w: (round_up(w + 3, 16) - w - 2) // 2 * (h // 8) * 24),
 }
 
 
@@ -57,6 +59,16 @@ def test_one_more_than_a_product_where_few_sizes_change_together():
     formulas, tree = drawn((found,), ["batch", "n"])
     assert {p["batch"] for p in at if p["n"] != at[0]["n"]} == {at[0]["batch"]}
     assert filler(tree)(computed(formulas, (4, 50))) == (601,)
+
+
+def test_numbers_on_either_side_of_none():
+    """What is looked for divides by nothing below none on the way."""
+    h = [9, 9, 7, 10, 11, 13, 14, 15, 16, 17, 18, 19, 9, 9, 9, 16, 9, 7, 19]
+    w = [12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 10, 14, 16, 10, 8, 6, 16]
+    numbers = [-2, 0, -2, -2, 0, 0, 0, 2, 2, 2, 2, 4, -2, 0, 0, 2, 0, -4, 9]
+    box = Size("batch", 2, 3), Size("h", 7, 19), Size("w", 6, 17, 2)
+    at = [{"batch": 2 if i in (1, 16) else 3, "h": a, "w": b} for i, (a, b) in enumerate(zip(h, w, strict=True))]
+    assert fit(numbers, at, dict(zip(at[0], opened(box), strict=True))) is None
 
 
 @pytest.mark.parametrize("form", [lambda n: n * n * n + n, lambda n: n if n < 100 else 2 * n, lambda n: n ^ 5])

@@ -230,19 +230,55 @@ def test_boxes_that_the_data_decide_of_any_number():
         assert len(found) and np.array_equal(found, expected)
 
 
-def test_dimensions_that_are_called_by_a_sum_of_others():
+def decoder_of(total):
+    """A mask over earlier tokens and those of now, whose dimension is called so."""
+    n = Net(x=(np.float32, (1, "past", 4)), y=(np.float32, (1, "new", 4)), mask=(np.float32, (1, total)))
+    return n.out(n("Mul", n("Concat", "x", "y", axis=1), n("Unsqueeze", "mask", np.array([2])))).model()
+
+
+@pytest.mark.parametrize(
+    "total, told",
+    [("past + new", {}), ("total", {"total": "past+new"})],
+    ids=("by its terms", "by a name of its own"),
+)
+def test_dimensions_that_are_a_sum_of_others(total, told):
     """As exporters name a mask over earlier tokens and those of now."""
-    n = Net(x=(np.float32, (1, "past", 4)), y=(np.float32, (1, "new", 4)), mask=(np.float32, (1, "past + new")))
-    model = n.out(n("Mul", n("Concat", "x", "y", axis=1), n("Unsqueeze", "mask", np.array([2])))).model()
-    session = Session(without_code(model, precision="fp32", ranges={"past": (0, 9), "new": (1, 4)}), "cpu")
+    session = Session(without_code(decoder_of(total), precision="fp32", ranges={"past": (0, 9), "new": (1, 4)} | told), "cpu")
     for past, new in ((0, 1), (0, 4), (5, 1), (9, 3), (7, 4)):
         x, y, mask = (np.random.default_rng(k).random(shape).astype(np.float32) for k, shape in enumerate(
             ((1, past, 4), (1, new, 4), (1, past + new))
         ))  # fmt: skip
         (out,) = session.run(None, {"x": x, "y": y, "mask": mask})
         assert np.array_equal(out, np.concatenate([x, y], 1) * mask[..., None])
-    with pytest.raises(InputError, match="compiled for"):
+    says = r"axis 1 of 'mask' is (past \+ new|new \+ past), here (7 \+ 4|4 \+ 7) = 11, and not 10; it was compiled for"
+    with pytest.raises(InputError, match=says) as wrong:
         session.run(None, {"x": x, "y": y, "mask": mask[:, 1:]})
+    assert wrong.value.exit_code == 7
+
+
+def test_two_sizes_of_one_name_are_told_apart():
+    n = Net(x=(np.float32, ("batch", 4)), y=(np.float32, ("others", 4)))
+    model = n.out(n("Add", "x", "y")).model()
+    session = Session(without_code(model, precision="fp32", ranges={"batch": (2, 9), "others": "batch"}), "cpu")
+    with pytest.raises(InputError, match="batch is 3 by axis 0 of 'x', and 4 by axis 0 of 'y'"):
+        session.run(None, {"x": np.ones((3, 4), np.float32), "y": np.ones((4, 4), np.float32)})
+
+
+@pytest.mark.parametrize(
+    "told, says",
+    [
+        ({"total": "past+others"}, "'total' is given as past\\+others, and 'others' has no range"),
+        ({"total": "past+total"}, "'total' is given as past\\+total, and 'total' has no range"),
+        ({"total": "past+new", "all": "past+new"}, "the model has no dimension or input 'all'"),
+        ({}, "no size is known for 'total' of input 'mask': .* NAME=PAST\\+NEW"),
+    ],
+)
+def test_a_sum_that_is_none(told, says):
+    with pytest.raises(UsageError, match=says):
+        without_code(decoder_of("total"), ranges={"past": (1, 9), "new": (1, 4)} | told)
+
+
+def test_a_part_of_a_sum_that_is_no_extent():
     with pytest.raises(UsageError, match="'new' is a part of an input's extent only"):
         without_code(
             Net(m=(np.float32, ("past + new",)), x=(np.float32, ("past",))).out("m").model(),

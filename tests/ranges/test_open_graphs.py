@@ -47,6 +47,7 @@ def test_sizes_of_either_parity_say_what_is_computed():
     box = tuple(as_sizes({"h": (64, 256, 32), "w": (64, 256, 32)}).values())
     for axis in (0, 1):
         assert {point[axis] // 32 % 2 for point in _points(box)} == {0, 1}
+    assert {point[0] for point in _points(tuple(as_sizes({"batch": (1, 3), "tokens": (2, 21)}).values()))} == {2, 3}
 
 
 def test_a_model_that_is_none_at_some_sizes():

@@ -12,7 +12,7 @@ from tccompile.ir.expr import Expr
 from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import Op, Ref, Weights, multiplied_in, summed
-from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, windows
+from tccompile.ir.ops.windows import as_image, blocks, cover_no_more, fit, image_shape, padded, pair, trimmed, windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Conv(Op):
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
         x, w = shapes[self.x], shapes[self.w]
         yield len(x) == len(w) == len(y) and fit(w[2:], self.strides, self.pads, self.dilations, y)
-        yield cover_no_more(x, w[2:], self.strides, self.dilations, y)
+        yield cover_no_more(x, w[2:], self.strides, self.pads, self.dilations, y)
         yield self.groups >= 1 and x[0] == y[0] and w[0] == y[1] and w[0] % self.groups == 0 and x[1] == w[1] * self.groups
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
@@ -41,8 +41,10 @@ class Conv(Op):
         x, w = (as_image(values[name]).astype(kind, copy=False) for name in (self.x, self.w))
         n, o, p, q = image_shape(shape)
         strides, dilations = pair(self.strides, 1), pair(self.dilations, 1)
-        window = (w.shape[2], w.shape[3])
-        x = padded(x, pair(self.pads, 0), window, strides, dilations, (p, q), 0.0)
+        (down, across), pads = trimmed(x.shape[2:], (p, q), w.shape[2:], strides, pair(self.pads, 0), dilations)
+        w = w[:, :, down.start : down.stop, across.start : across.stop]  # other taps meet zeros only
+        window = w.shape[2:]
+        x = padded(x, pads, window, strides, dilations, (p, q), 0.0)
         y = np.empty((n, p, q, o), kind)
         if 0 in y.shape or 0 in w.shape:
             y[...] = 0

@@ -14,7 +14,7 @@ from tccompile.ir.extent import Extent, Shape
 from tccompile.ir.moments import Known, Moments
 from tccompile.ir.ops.op import OneOf, Op, Ref
 from tccompile.ir.ops.rules import EXTENT
-from tccompile.ir.ops.windows import as_image, cover_no_more, fit, image_shape, padded, pair, windows
+from tccompile.ir.ops.windows import as_image, cover_no_more, fit, image_shape, padded, pair, trimmed, windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Pool(Op):
         x = shapes[self.x]
         yield len(x) == len(y) and x[:2] == y[:2]
         yield fit(self.window, self.strides, self.pads, self.dilations, y)
-        yield cover_no_more(x, self.window, self.strides, self.dilations, y)
+        yield cover_no_more(x, self.window, self.strides, self.pads, self.dilations, y)
         yield len(self.end_pads) == len(self.pads) and all(0 <= p < EXTENT for p in self.end_pads)
 
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
@@ -46,11 +46,13 @@ class Pool(Op):
         window, strides, dilations = pair(self.window, 1), pair(self.strides, 1), pair(self.dilations, 1)
         pads, ends = pair(self.pads, 0), pair(self.end_pads, 0)
         largest = self.kind == "max"
-        image = padded(x, pads, window, strides, dilations, (p, q), -np.inf if largest else 0.0)
-        taps = windows(image, window, strides, dilations, (p, q))
+        taps_at, starts = trimmed(x.shape[2:], (p, q), window, strides, pads, dilations)
+        kept = tuple(map(len, taps_at))
+        image = padded(x, starts, kept, strides, dilations, (p, q), -np.inf if largest else 0.0)
+        taps = windows(image, kept, strides, dilations, (p, q))
         y = np.full(taps.shape[:3] + taps.shape[5:], -np.inf if largest else 0.0, np.float32)
         rows, columns = (
-            _meeting(x.shape[2 + a], extent, window[a], strides[a], pads[a], dilations[a]) for a, extent in enumerate((p, q))
+            _meeting(x.shape[2 + a], extent, kept[a], strides[a], starts[a], dilations[a]) for a, extent in enumerate((p, q))
         )
         for i in rows:
             for j in columns:

@@ -22,9 +22,25 @@ def fit(window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Shape) 
     )
 
 
-def cover_no_more(x: Shape, window: Shape, strides: Shape, dilations: Shape, y: Shape) -> bool:
-    """Whether windows cover no more than an image and some padding."""
-    sides = (max(p - 1, 0) * s + (k - 1) * d + 1 for p, s, k, d in zip(y[2:], strides, window, dilations, strict=True))
+def meeting(n: int, outputs: int, window: int, stride: int, pad: int, dilation: int) -> range:
+    """The taps of a window but those at either end that all outputs have in the padding around `n` elements."""
+    first = max(min(-(((outputs - 1) * stride - pad) // dilation), pad // dilation), 0)
+    return range(first, max(min(window, -(-(n + pad) // dilation)), first))
+
+
+def trimmed(
+    extents: Shape, out: Shape, window: Shape, strides: Shape, pads: Shape, dilations: Shape
+) -> tuple[tuple[range, ...], tuple[int, ...]]:
+    """The taps along each axis that can meet the image, and the pads of a window of these alone."""
+    taps = tuple(meeting(*side) for side in zip(extents, out, window, strides, pads, dilations, strict=True))
+    return taps, tuple(pad - kept.start * d for pad, kept, d in zip(pads, taps, dilations, strict=True))
+
+
+def cover_no_more(x: Shape, window: Shape, strides: Shape, pads: Shape, dilations: Shape, y: Shape) -> bool:
+    """Whether windows, without taps that are in the padding everywhere, cover no more than an image and some padding."""
+    taps, _ = trimmed(x[2:], y[2:], window, strides, pads, dilations)
+    each = zip(y[2:], taps, strides, dilations, strict=True)
+    sides = (max(p - 1, 0) * s + max(len(kept) - 1, 0) * d + 1 for p, kept, s, d in each)
     return in_proportion(math.prod(x[:2]) * math.prod(sides), x, y)
 
 
