@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
-COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
+COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh")}
 """Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
 factor as well, which they multiply by anyway."""
 
@@ -166,6 +167,15 @@ class Lines:
             self.known[text] = f"v{len(self.known)}"
             self.lines.append(f"{self.known[text]} = {text}")
         return self.known[text]
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """What is added within it is a block of its own, whose names mean nothing behind it."""
+        mark, before = len(self.lines), dict(self.known)
+        yield
+        self.lines[mark:] = [head, *(f"    {line}" for line in self.lines[mark:])]
+        new = {f"# {text}": name for text, name in self.known.items() if text not in before}
+        self.known = before | new
 
     def value(self, expr: Expr, leaf: Callable[[Expr], str]) -> str:
         """The name that holds the expression's value; `leaf` gives that of an `acc` or a `load`."""
