@@ -25,9 +25,9 @@ Where the epilogue reads at most one tensor that differs by row, such as a resid
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
 while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
 of 8 bits or of floats of 8 bits, residuals included; of 8 bits, a lane has eight neighbours where the columns of B come in an
-order for that, and so reads scales and stores results several at once. With swapped operands stmatrix turns the results back, halves one
-by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by channel, of
-which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
+order for that, and so reads scales and stores results several at once. With swapped operands stmatrix turns the results back,
+halves one by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by
+channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
