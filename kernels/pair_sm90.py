@@ -626,7 +626,8 @@ class PairSm90(Joint):
         turns = ceil_div(hint(found.tiles), t.groups * arch.sms)
         results = (t.chunks * t.per * (1 + own.made * bool(t.made)) + t.columns) / ROWS
         weights = (t.layout["x"] - t.layout["w"]) / own.weights
-        computing = turns * results * max(own.alone_us, t.groups * own.results_us)
+        each = own.bytes_us if found.results[-2].size == 1 else own.results_us
+        computing = turns * results * max(own.alone_us, t.groups * each)
         return own.start_us + weights + max(computing, moved)
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:

@@ -247,6 +247,7 @@ H200 = Rates(
         weights=Rate(80000, "bytes/µs", PAIR_SM90, "2026-11-26"),
         alone_us=Rate(1, "µs", PAIR_SM90, "2026-11-26"),
         results_us=Rate(0.36, "µs", PAIR_SM90, "2026-11-26"),
+        bytes_us=Rate(0.27, "µs", "three launches of ResNet-50 at batch 32, in its graph, on an H200", "2026-11-26"),
         made=Rate(0.45, "of the time", PAIR_SM90, "2026-11-26"),
     ),
     attention=Attention(

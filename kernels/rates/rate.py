@@ -707,6 +707,8 @@ class PairSm90:
     """A warpgroup's time for 64 by 64 results, where few others share its multiprocessor."""
     results_us: Rate
     """A multiprocessor's for as many."""
+    bytes_us: Rate
+    """The same, where they are bytes."""
     made: Rate
     """More of it where what is added to results is made, too."""
 
