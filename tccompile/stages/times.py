@@ -26,8 +26,8 @@ Kind = tuple[type[Op], str]
 Ratios = dict[Kind, float]
 
 UNSURE = {"": 1.0, "int8": 1.05, "fp8": 1.5}
-"""What a step is taken to take, in its estimate: so fp16 is left for what is surely faster. Convolutions from patches in floats of
-8 bits took 1.1 to 1.7 of their estimates (12 on an H200), and make three times the error of integers."""
+"""What a step is taken to take, in its estimate: so fp16 is left for what is surely faster. Convolutions from patches in floats
+of 8 bits took 1.1 to 1.7 of their estimates (12 on an H200), and make three times the error of integers."""
 
 
 def step_times(
