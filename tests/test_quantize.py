@@ -1385,9 +1385,9 @@ def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
     ratios: dict[str, Any] = {}
     how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
     floats = times.step_times(graph, **how)["sm_90a"]
-    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {(Gemm, False): 3.0}}
+    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {(Gemm, ""): 3.0}}
     bytes_ = times.step_times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
-    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * times.UNSURE)] * 2
+    assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * times.UNSURE["int8"])] * 2
 
 
 # --- Formats, new inputs, and users' own measures ------------------------------------------------------------------------
