@@ -40,6 +40,8 @@ from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
+BYTES = DType.I8, DType.U8
+
 Frame = tuple[int | None, ...]
 """The axes of the result: those of the rows, outermost first, then that of the lanes. None where the result has no such axis.
 
@@ -160,12 +162,14 @@ class RowLoad:
     offset  of what row 0 reads, in elements from the tensor's first one
     step    elements from row to row, or None where rows lie at several strides
     vector  whether neighbouring columns are neighbours in memory, and groups of 8 begin at multiples of 16 bytes
+    strides  elements from one to the next along each axis of the result
     """
 
     tensor: Tensor
     offset: Extent
     step: Extent | None
     vector: bool
+    strides: Shape
 
 
 @dataclass(frozen=True)
@@ -292,7 +296,8 @@ def loads_by_row(op: Op, program: Program) -> tuple[RowLoad, ...]:
         if read.by_row:
             access = _access(program, view, len(shape))
             step = next((access.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
-            found.append(RowLoad(access.tensor, access.offset, step if read.rows == "linear" else None, read.mode == "vector"))
+            linear, vector = read.rows == "linear", read.mode == "vector"
+            found.append(RowLoad(access.tensor, access.offset, step if linear else None, vector, access.strides))
     return tuple(found)
 
 
@@ -354,8 +359,9 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
     """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
-                               rounded to nothing yet; zeros in y's padding, anything beyond it. With `groups`, the same of
-                               channels c + 8, c + 16 … after them: then y's padded extent is a multiple of 8 · groups
+                               rounded to nothing yet, nor saturated; zeros in y's padding, anything beyond it. With
+                               `groups`, the same of channels c + 8, c + 16 … after them: then y's padded extent is a multiple of
+                               8 · groups
     results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `load_added` gives
                                them
     """
@@ -472,7 +478,7 @@ class _Writer:
         read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in self.numbers[1:]]
         self.read_from = read_from + ["m"] * (self.rows - len(self.numbers))
         inner = [self.arguments.divider() for _ in range(form.depth - 1)]
-        apart = "general" in (form.y.rows, *(load.rows for load in form.loads))
+        apart = self.stores and "general" in (form.y.rows, *(load.rows for load in form.loads))
         self.digits = [split(out, n, inner) if apart else [] for n in self.read_from]
         first = self.arguments.take("address")
         addresses = [f"{first}{row}" for row in self._offsets(form.y.rows, form.y.dtype.size)]
@@ -486,6 +492,8 @@ class _Writer:
     def _offsets(self, how: str, size: int) -> list[str]:
         """Bytes from the tensor's first element to each row's, as text to add."""
         strides = [self.arguments.take() for _ in range({"none": 0, "linear": 1, "general": self.form.depth}[how])]
+        if not self.stores:  # the copy engine knows where rows lie
+            return [""] * len(self.read_from)
         each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(self.read_from, self.digits, strict=True)]
         return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
 
@@ -563,12 +571,15 @@ class _Writer:
         """The names of row r's results, as the store takes them."""
         form, out = self.form, self.out
         lanes, y, further = range(form.lanes), form.y, GROUP * (r // self.rows)
-        value = out.byte if y.dtype in (DType.I8, DType.U8) else out.value
+        value = out.byte if y.dtype in BYTES else out.value
 
         def leaf(i: int) -> Callable[[Expr], str]:
             return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-        results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
+        if y.dtype in BYTES and not self.stores:
+            results = [out.unrounded(self.expr, leaf(i), y.dtype) for i in lanes]
+        else:
+            results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
         return self._masked(results, y.dtype, further)
 
     def _masked(self, results: list[str], dtype: DType, further: int = 0) -> list[str]:
@@ -590,7 +601,7 @@ class _Writer:
         return self._masked(results, dtype)
 
     def _zero_of(self, dtype: DType) -> str:
-        return "f32(0)" if dtype.is_float else "i64(0)"
+        return "f32(0)" if dtype.is_float or (dtype in BYTES and not self.stores) else "i64(0)"
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""

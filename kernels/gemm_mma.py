@@ -606,7 +606,7 @@ def _time(problem: Problem, tile: Tile, splits: int, arch: Arch, loads: int, mov
     grid = Grid(tile.bm, tile.bn, tile.depth // problem.x.dtype.size, _steps(problem, tile), splits, resident)
     time = time_us(problem, arch, rates, grid, moving)
     blocks = math.prod(tiles(problem, tile.bm, tile.bn)) * splits * problem.batches
-    few = moving > 20 and splits > 1 and blocks <= 2 * arch.sms and min(problem.rows, problem.columns) > 8  # where measured
+    few = moving > 20 and splits > 1 and blocks <= 2 * arch.sms  # where measured
     return time * own.few_streams if few else time
 
 

@@ -41,7 +41,6 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
@@ -158,11 +157,12 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     return consume
 
 
-def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value, ...]) -> Function:
+def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value, ...], blocks: int) -> Function:
     """The kernel for a tile: the code that `Hopper.work` gives its arguments to.
 
     copied  whether A comes by im2col; elements of a box's row; whether A and B are K-major; whether B is the same in every run
     batch   rows that a lane stores at a time
+    blocks  that a multiprocessor is to hold at once
 
     Integers are kept in 32 bits: Numba widens every result, and a cast lets the compiler narrow it again.
     """
@@ -222,7 +222,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, cluster=split)
+    return Function(flat, signature, t.threads, blocks, cluster=split)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -349,7 +349,7 @@ class Hopper(OneWay):
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
-        slots = slots_of(coarse(way.epilogue.expr, program.tensors[way.y].dtype), arch)
+        slots = slots_of(way.epilogue.expr, program.tensors[way.y].dtype, arch)
         moving = traffic_us(way, program, arch)
 
         sparse = self._compressed(way, program)
@@ -361,7 +361,9 @@ class Hopper(OneWay):
             t = _tile(config, arch, read, boxed)
             computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
             shorter = min(computing, moved)  # overlaps the other but for a beginning and an end
-            apart = own.exposed * min(shorter, own.exposed_us) + own.exposed_more * max(shorter - own.exposed_us, 0)
+            apart = own.exposed * min(shorter, own.exposed_us)
+            if t.split == 1:  # else there is one wave, in which all of K but its beginning overlaps
+                apart += own.exposed_more * max(shorter - own.exposed_us, 0)
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost
@@ -413,7 +415,8 @@ class Hopper(OneWay):
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
         t = Tile(**chosen, added=added, teams=params.get("teams", 1))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
-        return _function(t, copied, params["rows"], params["epilogue"])
+        blocks = resident(t, arch) if t.paired else 1  # more registers than it needs would leave one of them room
+        return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)

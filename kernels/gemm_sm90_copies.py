@@ -259,7 +259,7 @@ def turned_results(op: Op, program: Program, problem: Problem, how: Copies) -> B
         return boxed
     whole = problem.columns % PAIRED == 0 and problem.batches == 1 and how.k_major[1]
     form = boxed.epilogue.form
-    return boxed if whole and form.y.dtype in BYTES and epilogue.adds_floats(form) else None
+    return boxed if whole and epilogue.adds_floats(form) else None
 
 
 @remembered

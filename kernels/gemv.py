@@ -170,7 +170,7 @@ class _Gemv(TextKernel):
             arch.gbps * 1e3 * (own.tensor_cores if self.tensor_cores else 1.0), flying / own.latency_us
         )  # as measured on an H200
         if self.tensor_cores and s.streamed.dtype in FLOAT8 and arch.cc[0] in AS_HALVES:
-            rate *= own.widened
+            rate *= own.widened * (1 - own.unfilled * max(0.0, 1 - blocks / slots))
         rate /= 1 + own.across * (across.bit_length() - 1)  # rows that are read at once lie apart in memory
         moved = sum(prod(t.padded) * t.dtype.size for t in (problem.x, problem.w, problem.y))
         again = (
@@ -180,7 +180,8 @@ class _Gemv(TextKernel):
         # a vector is converted once for the warp's rows.
         work = 16 + 2 * warp.few if self.tensor_cores else 16 + CHUNK * (1 + warp.few) + 12 * warp.few / warp.rows
         issue = blocks * rows * each * work / (arch.fp32_tflops * 1e6 / 3)
-        waiting = waves * (ceil_div(turns, ahead) * own.latency_us + own.start_us) - own.start_us
+        results = own.result_us * rows * warp.few if s.swapped else 0.0  # that a block stores row by row
+        waiting = waves * (ceil_div(turns, ahead) * own.latency_us + own.start_us + results) - own.start_us
         longest = max(moved / rate + again, issue, waiting)
         ragged = (waves * slots / blocks - 1) * moved / rate / waves if waves > 1 else 0.0  # the last wave's gaps
         finish = 0.0

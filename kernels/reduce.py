@@ -39,8 +39,9 @@ from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 THREADS = 256
 
-BESIDE, NARROW = 8, 2
-"""Outputs of a block that are neighbouring vectors: 128 bytes of a row, or a sector of 32."""
+BESIDE, NARROW, WIDE = 8, 2, (32, 64)
+"""Outputs of a block that are neighbouring vectors: 128 bytes of a row, or a sector of 32; or more, of which each has fewer
+threads, and so less to combine."""
 
 LANES = 8
 """Of a vector."""
@@ -102,6 +103,9 @@ class ReduceKernel(TextKernel):
         yield {"splits": 1}
         if shares.lanes == LANES and shares.blocks < arch.sms:
             yield {"splits": 1, "beside": NARROW}
+        if shares.lanes == LANES:
+            wider = {wide: describe(op, program, wide) for wide in WIDE}
+            yield from ({"splits": 1, "beside": wide} for wide, s in wider.items() if arch.sms <= s.blocks < shares.blocks)
         step = shares.threads * shares.vector
         most = ceil_div(shares.inner.size, 4 * step)  # so that each thread has some elements
         splits = min(ceil_div(2 * arch.sms, max(shares.blocks, 1)), most, 1024)

@@ -38,7 +38,7 @@ from tccompile.custom.files import collected, using
 from tccompile.dump import Dump
 from tccompile.emit import toolchain
 from tccompile.emit.job import Job, SpillError
-from tccompile.emit.many import emit
+from tccompile.emit.many import begin, emit, team
 from tccompile.emit.pack import Build, pack
 from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.fuse import fuse
@@ -46,8 +46,8 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
+from tccompile.ir.branches import in_order
 from tccompile.ir.extent import Decisions, deciding
-from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
@@ -64,7 +64,7 @@ from tccompile.load.modules import exported
 from tccompile.lower.graph import check_together, lower
 from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.file import Plan, is_plan
-from tccompile.plan.format import Origin, Rewritten, Section, Step
+from tccompile.plan.format import Image, Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
@@ -249,23 +249,7 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
         tune(seen, *measuring, options.timing_cache, progress, options.jobs)
     known = timings(options.timing_cache, options.archs)
 
-    refused: set[Code] = set()
-    ranked = Known(known, ranged)
-    while True:
-        builds = [
-            to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)
-        ]
-        families = [part for pattern in ranged for part in to_parts(pattern, options, progress, refused, known, ranked)]
-        made = [*builds, *(own for _, _, own in families)]
-        jobs = [job for entry in made for build in entry for job in jobs_of(build)]
-        try:
-            images = emit(jobs, lambda done, total: progress("emit", done, total), options.jobs)
-            break
-        except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
-            spilled = {code for code, _, _ in error.jobs}
-            if spilled <= refused:
-                raise
-            refused |= spilled
+    builds, families, images = _built(programs, ranged, options, dumps, progress, known)
     dumps[0].images(list(images.values()))
 
     whole = model.model if isinstance(model, Tuned) else model
@@ -287,6 +271,42 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
     plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
     return replace(plan, metadata=metadata(opened), rewrites=told.rewrites)
+
+
+Parts = list[tuple[Box, Program, list[Build]]]
+"""Of a range: boxes, each with its program and what is built for it."""
+
+
+def _built(
+    programs: Sequence[Program],
+    ranged: Sequence[Pattern],
+    options: Options,
+    dumps: Sequence[Dump],
+    progress: Progress,
+    known: Timings,
+) -> tuple[list[list[Build]], Parts, dict[Job, Image]]:
+    """What is chosen for programs and for the parts of a range, and its code, with which processes begin while it is chosen."""
+    refused: set[Code] = set()
+    ranked = Known(known, ranged)
+    with team(options.jobs) as ahead:
+        while True:
+            builds = [
+                to_builds(program, options, dump, progress, refused, known)
+                for program, dump in zip(programs, dumps, strict=False)
+            ]
+            if ranged:
+                progress("schedule", 0, 1)
+            begin(likely_jobs(ranged, options, refused, ranked), ahead)
+            families = [part for pattern in ranged for part in to_parts(pattern, options, progress, refused, known, ranked)]
+            made = [*builds, *(own for _, _, own in families)]
+            jobs = [job for entry in made for build in entry for job in jobs_of(build)]
+            try:
+                return builds, families, emit(jobs, lambda done, total: progress("emit", done, total), options.jobs, ahead)
+            except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
+                spilled = {code for code, _, _ in error.jobs}
+                if spilled <= refused:
+                    raise
+                refused |= spilled
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -411,7 +431,7 @@ def to_program(
     dump.program(2, "lower", program)
 
     progress("fuse", 3, 5)
-    program = held_apart(fuse(program))
+    program = in_order(fuse(program))
     verify(program)
     dump.program(3, "fuse", program)
 
@@ -425,7 +445,7 @@ def to_program(
         formats = partial(with_raised, chosen, {node: raised.reason for i in raised.ops for node in program.ops[i].nodes})
         if told is not None:
             told.notes.append(note)
-    program = held_apart(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
+    program = in_order(packed(compress(join_groups(absorb_shuffles(formats(program))), opened.weights), opened.weights))
     verify(program)
     dump.program(4, "precision", program)
 
@@ -474,7 +494,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
 
         def formed(point: Point) -> Program:
             with deciding(decided):
-                return store_twice(lay_out(held_apart(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
+                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
@@ -514,7 +534,7 @@ def _at(box: Box, point: Point) -> Iterator[None]:
 
 def to_parts(
     pattern: Pattern, options: Options, progress: Progress, refused: Collection[Code], known: Timings, ranked: Known
-) -> list[tuple[Box, Program, list[Build]]]:
+) -> Parts:
     """What is built for a pattern: parts of its range, each with its program and what is chosen for each generation."""
     progress("schedule", 0, 1)
     out = []
@@ -523,9 +543,22 @@ def to_parts(
         builds = []
         for name, choices in chosen.items():
             placement = place(program, [choice.work for choice in choices], greatest)
-            builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
+            builds += [Build(name, kind, choices, placement) for kind in kinds(name)]
         out.append((box, program, builds))
     return out
+
+
+def likely_jobs(ranged: Sequence[Pattern], options: Options, refused: Collection[Code], ranked: Known) -> list[Job]:
+    """What has to be compiled for a range, and little more, before it is chosen what runs which sizes."""
+    pools = {name: ranked.pool(ranged[0], ARCHS[name], refused) for name in options.archs} if ranged else {}
+    return [
+        (code, ARCHS[name], kind) for name, pool in pools.items() for code in sorted(pool.codes, key=repr) for kind in kinds(name)
+    ]
+
+
+def kinds(name: str) -> tuple[str, ...]:
+    """As what code for a generation is carried: as PTX, too, for those of which later ones take it."""
+    return ("cubin", "ptx") if name in PTX else ("cubin",)
 
 
 def to_builds(
@@ -544,7 +577,7 @@ def to_builds(
         dump.choices(6, "schedule", name, program, choices)
         placement = place(program, [choice.work for choice in choices])
         dump.placement(7, "place", name, program, placement)
-        builds += [Build(name, kind, choices, placement) for kind in ("cubin", *(("ptx",) if name in PTX else ()))]
+        builds += [Build(name, kind, choices, placement) for kind in kinds(name)]
     return builds
 
 

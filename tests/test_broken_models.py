@@ -434,7 +434,7 @@ def test_products_fold_as_far_as_there_is_work(monkeypatch):
 
 
 def test_constants_fold_as_far_as_there_is_room(monkeypatch):
-    """16 times what the model's own take, and ROOM: what is made of a few bytes by many nodes stays a node."""
+    """32 times what the model's own take, and ROOM: what is made of a few bytes by many nodes stays a node."""
     monkeypatch.setattr("tccompile.load.fold.ROOM", 2**20)
     net = Net(opset=17, x=(2, 2))
     c = net.normal(16, 16)

@@ -600,22 +600,61 @@ def test_what_spills_is_told_apart_when_the_rest_is_compiled():
     assert caught.value.jobs == (bad,)
 
 
+class FakeWorker:
+    """Compiles nothing: gives an image, or says that it spills."""
+
+    def __init__(self, cached): ...
+
+    def compile(self, job):
+        return SpillError("it spills") if job[0] == code("toy", n=1) else image(job[1].name, job[2], "tc_toy")
+
+    def close(self): ...
+
+
 def test_what_spills_in_a_worker_is_told_apart_too(monkeypatch):
     arch = ARCHS["sm_80"]
     jobs = [(code("toy", n=n), arch, kind) for n in range(3) for kind in ("cubin", "ptx")]
-
-    class FakeWorker:
-        def __init__(self, cached): ...
-
-        def compile(self, job):
-            return SpillError("it spills") if job[0] == code("toy", n=1) else image(arch.name, job[2], "tc_toy")
-
-        def close(self): ...
-
     monkeypatch.setattr(workers, "Worker", FakeWorker)
     with pytest.raises(SpillError) as caught:
         many.emit(jobs, jobs=2)
     assert set(caught.value.jobs) == set(jobs[2:4])
+
+
+def test_kernels_are_begun_before_it_is_known_which_are_wanted(monkeypatch):
+    """None is compiled twice, and none that waits for its turn and is not wanted; who compiles one that is not is ended"""
+    jobs = [(code("toy", n=n), ARCHS["sm_80"], "cubin") for n in range(2, 9)]
+    made, stopped, goes, never = [], [], threading.Event(), threading.Event()
+
+    class Waiting(FakeWorker):
+        def compile(self, job):
+            made.append(job)
+            (never if job == jobs[0] else goes).wait()
+            return super().compile(job)
+
+    def stop(team):
+        stopped.extend(team)
+        never.set()
+
+    monkeypatch.setattr(workers, "Worker", Waiting)
+    monkeypatch.setattr(workers, "stop", stop)
+    with many.team(2) as ahead:
+        many.begin(jobs[:4], ahead)
+        begin = ahead.begin
+        monkeypatch.setattr(ahead, "begin", lambda groups: (begin(groups), goes.set()))
+        images = many.emit(jobs[3:], jobs=2, ahead=ahead)
+        assert list(images) == jobs[3:] and not stopped
+    assert len(made) == len(set(made)) and jobs[0] in made and jobs[2] not in made
+    assert len(stopped) == 2
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_begun_needs_several_processes(monkeypatch, most):
+    """... and more than a few kernels: else nothing is started"""
+    monkeypatch.setattr(workers, "Worker", FakeWorker)
+    jobs = [(code("toy", n=n), ARCHS["sm_80"], "cubin") for n in range(2, 2 + many.POOL_FROM - (most > 1))]
+    with many.team(most) as ahead:
+        many.begin(jobs, ahead)
+        assert not ahead.started
 
 
 def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):

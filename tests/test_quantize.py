@@ -23,6 +23,7 @@ from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
+from tccompile.ir import weights as recipes
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
 from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
@@ -32,7 +33,7 @@ from tccompile.ir.weights import TRANSFORMS, byte_scales
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
 from tccompile.layout import lay_out
-from tccompile.load.constants import decisive
+from tccompile.load.constants import decisive, held
 from tccompile.load.model import load as load_model
 from tccompile.load.model import sources
 from tccompile.lower.graph import lower
@@ -44,10 +45,11 @@ from tccompile.precision.formats import precision
 from tccompile.precision.metric import read_metric
 from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
+from tccompile.quantize import grid, insert
 from tccompile.quantize.calibration import Chosen, Purpose
-from tccompile.quantize.choose import Steps, Timed, Times, choose, joined, select, share_out, within
+from tccompile.quantize.choose import Entries, Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
-from tccompile.quantize.insert import Tensor
+from tccompile.quantize.insert import Rounded, Tensor
 from tccompile.quantize.known import (
     ALL,
     ELSEWHERE,
@@ -65,7 +67,7 @@ from tccompile.quantize.known import (
     stored,
 )
 from tccompile.quantize.margin import expected
-from tccompile.quantize.observe import MOST, Values, observe, outputs, room
+from tccompile.quantize.observe import MOST, Values, observe, outputs, rooms
 from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.refit.plan import refitted
@@ -80,7 +82,7 @@ from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
 from tests.rewrites.common import Net, check_recipes
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ def runs_of(net: Net, count: int, seed: int = 3) -> list[dict[str, np.ndarray]]:
 def calibration(net: Net, shared: bool) -> Chosen:
     graph, weights = rewritten(net), sources(net.model())
     found, _ = layers(graph)
-    seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), weights, {x.x.name: x.channels for x in found}, lambda: None)
     outputs_ = {t.name for t in (*graph.outputs, *graph.inputs)}
     tensors = {n: Tensor(grid_of(v.all()), v.means, shared and n not in outputs_) for n, v in seen.values.items()}
     return Chosen(tensors, {}, tuple(x.name for x in found), (), {}, Off(0.0, 0.0), 1, 0, {})
@@ -338,7 +340,7 @@ def convolutions() -> Net:
 def test_channels_are_made_alike_and_results_stay(net: Net, name: str) -> None:
     graph, model = rewritten(net), net.model()
     wanted = {x.x.name: x.channels for x in layers(graph)[0]}
-    seen = observe(lower(graph), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), sources(model), wanted, lambda: None)
     found = factors(graph, seen.values)
     assert found.keys() == {name}
     assert (np.log2(found[name]) % 1 == 0).all()
@@ -346,7 +348,7 @@ def test_channels_are_made_alike_and_results_stay(net: Net, name: str) -> None:
     check_recipes(made, model)
     for ref, got in zip(reference(model, feeds).values(), reference(gs.export_onnx(made), feeds).values(), strict=True):
         assert relative_error(got, ref) <= 1e-6
-    again = observe(lower(made), runs_of(net, 2), sources(model), wanted, lambda done: None)
+    again = observe(lower(made), runs_of(net, 2), sources(model), wanted, lambda: None)
     spread = [np.std(np.log(m[m > 0])) for m in (v.values[name].magnitudes for v in (seen, again))]
     assert spread[1] < spread[0] / 2
     whole, plain = chosen(net, 1.0), Chosen({n: t for n, t in calibration(net, shared=True).tensors.items()}, {}, *rest(net))
@@ -374,7 +376,7 @@ def test_channels_stay_as_they_are_where_others_see_them() -> None:
     for net in (gelu, shown, added, alike):
         graph = rewritten(net)
         wanted = {x.x.name: x.channels for x in layers(graph)[0]}
-        assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda done: None).values)
+        assert not factors(graph, observe(lower(graph), runs_of(net, 2), sources(net.model()), wanted, lambda: None).values)
 
 
 @pytest.mark.parametrize("pixels", [32, 40])
@@ -398,7 +400,7 @@ def test_channels_that_are_always_zero_have_no_size() -> None:
     h = net("LayerNormalization", "x", sizes, axis=-1)
     net.out(net("MatMul", h, net.normal(64, 32)))
     graph = rewritten(net)
-    seen = observe(lower(graph), runs_of(net, 2), sources(net.model()), {h: 1}, lambda done: None)
+    seen = observe(lower(graph), runs_of(net, 2), sources(net.model()), {h: 1}, lambda: None)
     with np.errstate(all="raise"):
         (f,) = factors(graph, seen.values).values()
     assert (np.log2(f) % 1 == 0).all()
@@ -450,6 +452,37 @@ def test_what_is_moved_has_one_scale_and_is_moved_in_bytes() -> None:
     program, plain = fuse(lower(graph)), fuse(lower(rewritten(net)))
     assert sum(isinstance(op, Pointwise) for op in program.ops) <= sum(isinstance(op, Pointwise) for op in plain.ops)
     assert relative_error(*outputs(program, [feeds], sources(model))[0].values(), *got) <= 2e-3
+
+
+@pytest.mark.parametrize("gain", [True, pytest.param(False, marks=thorough)])
+def test_what_is_joined_for_ops_of_single_elements_is_in_bytes_if_that_is_faster(gain: bool) -> None:
+    """A densely connected block: each layer reads all results before it, scaled anew."""
+    net = Net(x=(1, 32, 8, 8))
+
+    def conv(x: str, o: int, i: int) -> str:
+        return net("Conv", x, net.normal(o, i, 3, 3, scale=(2 / (9 * i)) ** 0.5), pads=[1] * 4)
+
+    parts = [conv("x", 32, 32)]
+    for k in range(1, 3):
+        h = net("Concat", *parts, axis=1) if k > 1 else parts[0]
+        parts.append(conv(net("Relu", net("Mul", h, net.normal(32 * k, 1, 1))), 32, 32 * k))
+    joined = net("Concat", *parts, axis=1)
+    net.out(conv(net("Relu", net("Mul", joined, net.normal(96, 1, 1))), 16, 96))
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        p = fuse(lower(rewrite(made.copy())))
+        wide = [any(p.tensors[n].dtype is DType.F32 for n in op.multiplied or op.inputs[:1]) for op in p.ops]
+        return [(op.nodes, 3.0 if w and (gain or op.multiplied) else 1.0) for op, w in zip(p.ops, wide, strict=True)]
+
+    found = picked(net, 1.0, times)
+    assert len(found.layers) == 4 and (joined in found.tensors) == gain
+    scales = {found.tensors[t].grid.scale for t in (*parts, joined) if gain}
+    assert len(scales) == gain
+    made, (feeds,) = found.applied(rewritten(net)), runs_of(net, 1, seed=9)
+    exact, got = (reference(m, feeds).values() for m in (net.model(), gs.export_onnx(made)))
+    assert 1e-4 < relative_error(*got, *exact) < 5e-2
+    program = fuse(lower(rewrite(made)))
+    assert [op for op in program.ops if isinstance(op, Pointwise) and program.tensors[op.inputs[0]].dtype.bits == 8] or not gain
 
 
 def test_activations_of_other_sizes_are_not_tied() -> None:
@@ -522,6 +555,25 @@ def test_some_are_kept_where_all_together_are_slower(extra: float, kept: int) ->
     found = picked(net, 1.0, times)
     assert len(found.layers) == kept and len(found.floats) == 4 - kept
     assert found.times["sm_90a"][1] == {4: 4.5, 2: 6.0, 0: 8.0}[kept]
+
+
+@pytest.mark.parametrize(("own", "kept"), [(2.1, ("n0", "n2", "n4", "n6")), (6.0, ("n0", "n6"))])
+def test_what_is_between_bytes_is_in_bytes_if_all_are_faster_by_it(own: float, kept: tuple[str, ...]) -> None:
+    """The third product is no faster in bytes, but one in bytes before one in floats takes four times as long. If the third one
+    is far slower, both stay in floats."""
+    net, h = Net(x=(16, 64)), "x"
+    for _ in range(4):
+        h = net("Relu", net("MatMul", h, net.normal(64, 64, scale=0.17)))
+    net.out(h)
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        found = steps(made, 2.0, 1.0)
+        some = {nodes[0]: time for nodes, time in found}
+        some["n4"] = own if some["n4"] == 1.0 else 2.0
+        some["n2"] += 3.0 if some["n2"] == 1.0 and some["n4"] == 2.0 else 0.0
+        return [((name, f"n{int(name[1:]) + 1}"), time) for name, time in some.items()]
+
+    assert picked(net, 1.0, times).layers == kept
 
 
 def test_nothing_is_in_bytes_where_that_is_no_faster() -> None:
@@ -608,7 +660,17 @@ def test_a_step_that_makes_what_is_stored_in_bytes_counts_in_floats_too(way: int
     grid = Tensor(grid_of(np.ones(4, np.float32)), np.zeros(4), shared=False)
     x, y = (Activation(n, (f"of {n}",), ({}, *[{n: grid}] * 4), (FLOATS, OPERANDS), (0, 1, 1, 1, 1)) for n in "xy")
     made = [(("norm",), 4.0), (("of x",), 3.0), (("of y",), 2.0)]
-    assert share_out(made, [x, y], {"x": way, "y": way}, {"x": "norm", "y": "of x"}) == {"x": 7.0, "y": 2.0}
+    assert share_out(made, [x, y], {"x": way, "y": way}, {"x": ("norm",), "y": ("of x",)}) == {"x": 7.0, "y": 2.0}
+
+
+def test_what_is_only_moved_is_made_by_the_layer_before() -> None:
+    """It is that one which stores bytes then, as a first layer before a max pool does."""
+    net = Net(image=(1, 3, 8, 8))
+    pooled = net("MaxPool", net("Relu", net("Conv", "image", net.normal(32, 3, 3, 3))), kernel_shape=[2, 2])
+    graph = rewritten(net.out(net("Conv", pooled, net.normal(32, 32, 1, 1))))
+    entries = Entries([graph], lambda graph: {"sm_90a": []})
+    relu, pool = (next(n for n in graph.nodes if n.op == op) for op in ("Relu", "MaxPool"))
+    assert entries.makers[pool.outputs[0].name] == (pool.name, relu.name)
 
 
 def test_products_that_are_one_step_in_floats_are_chosen_together() -> None:
@@ -668,7 +730,7 @@ def test_gains_say_what_moves_the_outputs() -> None:
     h = hidden("Relu", hidden("MatMul", "x", net.normal(64, 64, scale=0.125)))
     hidden.out(hidden("Add", hidden("MatMul", h, net.normal(64, 64, scale=0.125)), np.full((1, 64), 100, np.float32)))
     gains = [
-        observe(lower(g), runs_of(net, 1), sources(n.model()), {}, lambda done: None).gains["t1"]
+        observe(lower(g), runs_of(net, 1), sources(n.model()), {}, lambda: None).gains["t1"]
         for g, n in ((plain, net), (rewritten(hidden), hidden))
     ]
     assert 0.5 < gains[0] < 2 and gains[1] < 0.05
@@ -683,7 +745,7 @@ def test_gains_do_not_add_up_where_nothing_grows() -> None:
         h = net("Mul", h, net("Sigmoid", h))
         h = net("Concat", *net("Split", h, axis=1, num_outputs=2, outputs=2), axis=1)
     net.out(h)
-    gains = observe(lower(rewritten(net)), runs_of(net, 1), sources(net.model()), {}, lambda done: None).gains
+    gains = observe(lower(rewritten(net)), runs_of(net, 1), sources(net.model()), {}, lambda: None).gains
 
     def behind(y: np.ndarray) -> np.ndarray:
         for w in (*ws[1:], None):
@@ -949,7 +1011,7 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
     options = Options(archs=("sm_90a",), quantize="int8", calibrate=data, calibration=kept)
     opened = read(model)
     found = calibrated(opened, options)
-    (head,) = quantization_notes(found, options)
+    head, *_ = quantization_notes(found, options)
     assert head.startswith("int8: 2 of 2 products; outputs are off by ") and "sm_90a" in head
     assert "on 4 examples of the data, 1 of them held back" in head
     data.unlink()
@@ -1055,7 +1117,7 @@ def test_a_bound_holds_for_bytes_and_halves_together(tmp_path: Path, monkeypatch
     program = to_program(opened, {}, options, Dump(None), told=told, calibration=found)
     assert len(found.layers) == 2 and not program.storage and "nothing had to be raised" in told.notes[0]
     stated = float(told.notes[0].split()[3])
-    assert stated == pytest.approx(found.off.largest, rel=0.1)
+    assert stated == pytest.approx(found.off.expected, rel=0.1) and stated > 1.2 * found.off.largest
     later = replace(options, calibrate=None, max_error=5e-2)
     to_program(opened, {}, later, Dump(None), told=told, calibration=calibrated(opened, later))
     assert float(f"{found.off.largest:.1e}") <= float(told.notes[1].split()[3]) <= 5e-2
@@ -1211,7 +1273,7 @@ def test_a_file_serves_other_shapes_generations_and_bounds(tmp_path: Path, monke
     monkeypatch.setattr(quantize, "step_times", steps_of)
     np.savez(tmp_path / "d.npz", x=net.normal(12, 32))
     options = Options(({"x": (1, 32)},), ("sm_90a",), quantize="int8", calibrate=tmp_path / "d.npz", calibration=tmp_path / "c")
-    opened = read(net.model())
+    options, opened = replace(options, max_error=1e-1), read(net.model())
     assert not calibrated(opened, options).layers
     later = replace(options, calibrate=None)
     monkeypatch.setattr(quantize, "find", None)
@@ -1308,7 +1370,7 @@ def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
     ratios: dict[str, Any] = {}
     how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
     floats = times.step_times(graph, **how)["sm_90a"]
-    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {Gemm: 3.0}}
+    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {(Gemm, False): 3.0}}
     bytes_ = times.step_times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
     assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * times.UNSURE)] * 2
 
@@ -1336,6 +1398,46 @@ def automatic(net: Net, bound: float, times: Times, formats: tuple[str, ...] = B
     graph, weights = rewritten(net), sources(net.model())
     known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: None, formats)
     return choose(known.within([graph], (), formats), [graph], bound, times, measure)[0]
+
+
+def test_progress_goes_on_while_weights_are_rounded_and_choices_are_run(monkeypatch: Any) -> None:
+    told = list[tuple[int, int]]()
+    for module in (grid, insert):
+        monkeypatch.setattr(module, "BLOCK", 1 << 10)
+    net = perceptron(8, 64)
+    graph, weights = rewritten(net), sources(net.model())
+    known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: told.append((done, total)))
+    found = len(told)
+    choose(known.within([graph], (), ("int8",)), [graph], 2e-2, on_one(eight), measure)
+    runs = len(lower(graph).ops) * (3 + 2 + 2 * 4)
+    assert found >= runs + 2 * 3 * 4, "for two weights, three times, four blocks of each"
+    assert len(told) > found and told == sorted(told) and all(done <= total for done, total in told)
+
+
+def test_weights_that_are_rounded_in_blocks_are_what_their_recipe_makes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(insert, "BLOCK", 1 << 10)
+    graph = rewritten(perceptron(8, 64))
+    (layer, *_), rounded_ = layers(graph)[0], Rounded()
+    means = np.random.default_rng(0).uniform(0, 1, 64)
+    whole, scales = insert._rounded(layer, Tensor(grid_of(np.ones(4, np.float32)), means, shared=True), rounded_)
+    for weight in (whole, scales):
+        np.testing.assert_array_equal(held(weight), recipes.evaluate(weight.recipe, sources(perceptron(8, 64).model())))
+    assert len(rounded_.kept) == 2
+
+
+def test_what_each_format_would_cost_is_told_whatever_is_chosen() -> None:
+    net = tails()
+    found, tight = automatic(net, 2e-1, on_one(eight)), automatic(net, 1e-4, on_one(eight))
+    assert not tight.layers
+    whole, own = found.costs[:2], found.costs[2:]
+    assert [(c.format, c.layers, c.saves) for c in whole] == [(f, ("n2", "n3"), 2.0) for f in BOTH]
+    assert len(own) == 4 and [c.error for c in own] == sorted((c.error for c in own), reverse=True)
+    for c in whole:
+        assert c.error == pytest.approx(np.sqrt(sum(o.error**2 for o in own if o.format == c.format)))
+    assert {c.layers for c in tight.costs} == {c.layers for c in found.costs}
+    text = "\n".join(quantization_notes(found, Options(archs=("sm_90a",), quantize="auto", calibrate=Path("d.npz"))))
+    assert f"all 2 products that may be in int8: new inputs would be off by about {whole[0].error:.1e}; 2.0 µs faster" in text
+    assert "off in int8, 1.0 µs faster; is in fp8: n3" in text
 
 
 def test_each_product_has_the_format_that_it_loses_least_by() -> None:
@@ -1483,6 +1585,26 @@ def test_grids_have_room_where_runs_differ() -> None:
         values[name] = Values(1, 1 << 12)
         for seed, size in enumerate(sizes):
             values[name].add(np.random.default_rng(seed).uniform(0, size, (4, 64)).astype(np.float32))
-    assert values["alike"].likely().max() < 1.02
-    assert 1.6 < values["apart"].likely().max() < 2.5 and grid_of(values["apart"].likely()).scale * 255 > 1.5
-    assert room([]) == room([3.0]) == room([0.0, 0.0]) == room([2.0, 2.0, 0.0]) == 1.0 and room([1e-3, 1.0]) == MOST
+        (values[name].room,) = rooms([values[name].largest])
+    assert values["alike"].likely().max() < 1.05
+    assert 2 < values["apart"].likely().max() < 4 and grid_of(values["apart"].likely()).scale * 255 > 1.9
+    assert values["alike"].likely(float8=True).max() == MOST * values["alike"].all().max()
+
+
+def test_how_far_new_inputs_go_is_told_by_all_tensors_of_a_network() -> None:
+    assert rooms([]) == [] and rooms([[], [3.0], [0.0, 0.0], [2.0, 2.0, 0.0], [1e-3, 1.0]]) == [1, 1, 1, 1, MOST]
+    apart = [0.5, 1.0, 0.7, 1.4, 0.6]
+    alone, others = rooms([[1.0, 1.02, 1.01, 1.0, 0.99]])[0], rooms([[1.0, 1.02, 1.01, 1.0, 0.99], apart])[0]
+    assert alone < 1.05 and others > 1.5
+    assert rooms([[6.0] * 5, apart])[0] == 1.0  # where all are cut off at 6
+
+
+def test_few_new_inputs_go_beyond_a_grid() -> None:
+    """Sixteen tensors whose greatest values vary together and for themselves: of 6 runs, what the next one does."""
+    rng, beyond = np.random.default_rng(0), 0
+    for _ in range(200):
+        logs = 0.2 * (rng.standard_normal((1, 7)) + rng.standard_normal((16, 7)))
+        largest = np.exp(logs)
+        room = largest[:, :6].max(1) * rooms(largest[:, :6].tolist())
+        beyond += bool((largest[:, 6] > room).any())
+    assert beyond <= 6

@@ -82,7 +82,7 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
     options = Options(archs=("sm_90a",), quantize="fp8", calibrate=saved(net, tmp_path / "d.npz"), calibration=kept)
     opened = read(net.model())
     found = calibrated(opened, options)
-    (head,) = quantization_notes(found, options)
+    head, *_ = quantization_notes(found, options)
     assert head.startswith("fp8: 2 of 2 products; outputs are off by ") and 1e-2 < found.off.largest < 1e-1
     later = Options(archs=("sm_90a",), quantize="fp8", calibration=kept)
     programs = [to_program(opened, {}, later, Dump(None), calibration=c) for c in (found, calibrated(opened, later))]
@@ -104,7 +104,7 @@ def test_what_lies_between_products_is_in_float8() -> None:
     graph, weights = rewrite(load(net.model())), sources(net.model())
     x = {"x": np.random.default_rng(3).standard_normal((1, 16, 8, 8)).astype(np.float32)}
     whole = lower(graph)
-    seen = observe(whole, [x], weights, {name: 1 for name in ("x", "t1", "t2")}, lambda done: None).values
+    seen = observe(whole, [x], weights, {name: 1 for name in ("x", "t1", "t2")}, lambda: None).values
     grids = {"x": grid_of(seen["x"].all(), True), "t1": grid_of(seen["t1"].all(), True)}
     grids["t2"] = grids["t1"]
     tensors = {name: Tensor(grid, seen[name].means, shared=True, tied=True) for name, grid in grids.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tccompile.fuse.steps import in_steps
-from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load, walk
+from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, coord, load, walk
 from tccompile.ir.ops import Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
@@ -65,6 +65,7 @@ def functions(program: Program) -> list[str]:
 DIVIDED = {
     "a layer": quantized(SCALED, 0.37),
     "with relu": quantized(call("relu", SCALED), 0.37),
+    "a sum of floats": quantized(call("relu", call("add", ACC, load(0))), 370.0),
     "relu, and a zero point": quantized(call("relu", SCALED), 0.37, 4.0),
     "a limit": quantized(call("min", call("relu", SCALED), 6.0), 0.037),
     "limits beyond the type's": quantized(call("min", call("max", SCALED, 0.0), 100.0), 0.37),
@@ -82,10 +83,18 @@ def test_quotients_are_products_by_other_constants(case: str) -> None:
     left = int(case == "bytes, and bytes of these")  # of what was rounded quotients stay exact: halves are no accident
     assert functions(before).count("ratio") == left + 1 and functions(after).count("ratio") == left
     assert len(functions(after)) < len(functions(before)) + ("in halves" in case)
-    assert ("relu" in functions(after)) == (case in ("relu, and a zero point", "a limit", "bytes, and bytes of these"))
+    assert ("relu" in functions(after)) == (case in ("relu, and a zero point", "a limit"))
     assert ("min" in functions(after)) == (case == "a limit") and "max" not in functions(after)
     wanted, found = results(before), results(after)
     assert len(np.unique(wanted)) > 20 and (found == wanted).mean() > 0.995 and abs(found - wanted).max() <= 1
+
+
+def test_bounds_of_a_quotient_that_stays() -> None:
+    before = program_of(quantized(call("relu", Expr("acc")), 900.0))
+    after = in_steps(before)
+    assert "ratio" in functions(after) and "relu" not in functions(after) and (results(before) == results(after)).all()
+    closer = call("ratio", call("min", Expr("acc"), 900.0 * 254), 900.0)
+    assert call("round", closer) in walk(in_steps(program_of(quantized(*closer.args[:1], 900.0))).ops[0].epilogue.expr)
 
 
 STAYING = {
@@ -96,8 +105,13 @@ STAYING = {
 
 @pytest.mark.parametrize("case", STAYING)
 def test_what_no_constant_can_take_stays(case: str) -> None:
-    program = program_of(STAYING[case])
-    assert in_steps(program).ops == program.ops
+    """But for a zero point of 0, which is left out everywhere."""
+    before = program_of(STAYING[case])
+    after = in_steps(before)
+    assert [f for f in functions(before) if f in ("ratio", "mul", "div")] == [
+        f for f in functions(after) if f in ("ratio", "mul", "div")
+    ]
+    assert len(functions(after)) == len(functions(before)) - 2 and np.array_equal(results(before), results(after))
 
 
 def test_a_scale_that_others_read_stays_for_them() -> None:

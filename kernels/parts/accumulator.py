@@ -164,6 +164,48 @@ class BlocksAccumulator(Part):
         self.wait_before, self.wait = hw.wgmma_wait(len(places)), hw.wgmma_wait_all
 
 
+class PromotedBlocks(Part):
+    """The same for products whose sums are rough (`Atom.rough`): those of some taps are made by themselves, and added to the
+    others in fp32. While a warpgroup waits for its products and adds them up, another one multiplies.
+
+    steps  of these taps
+    times  how often there are such, along and down
+    apart  bytes of the left operand from some taps to the next along, and to the first of those below; and of the right one
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        descriptors: tuple[int, int],
+        places: tuple[int, ...],
+        steps: tuple[tuple[int, int], ...],
+        kinds: tuple[str, str],
+        times: tuple[int, int],
+        apart: tuple[int, int, int],
+    ) -> None:
+        super().__init__()
+        (left_half, right_half), (along, down) = descriptors, times
+        add, (next_along, next_down, next_right) = hw.multiply_added(columns, steps, kinds, places), (n >> 4 for n in apart)
+
+        @inline
+        def multiply(acc, left, right, more):
+            a, b, column = hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), i32(0)
+            rounds = hw.computed(i32(along * down))  # a loop, as there are no registers for what several rounds have made
+            while rounds > 0:
+                acc = add(acc, a, b)
+                a, b, column, rounds = a + u64(next_along), b + u64(next_right), i32(column + 1), i32(rounds - 1)
+                if column == along:
+                    a, column = a + u64(next_down - along * next_along), i32(0)
+            return acc
+
+        @inline
+        def there():
+            pass
+
+        self.zero, self.multiply = _zeros(mma.zeros(columns // 2), len(places)), multiply
+        self.wait_before, self.wait = there, there
+
+
 def _zeros(zero: Any, blocks: int) -> Any:
     """The device function () → a tuple for each block."""
     rest = _zeros(zero, blocks - 1) if blocks > 1 else None

@@ -27,7 +27,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.part import Part
-from tccompile.kernels.parts.staging import BOXES, KINDS, RESULT, Staging
+from tccompile.kernels.parts.staging import BOXES, BYTES, KINDS, RESULT, Staging
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import memory, mma
 from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
@@ -462,7 +462,8 @@ def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[An
 
 def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """The device functions (at, values) that stores a lane's eight results, and at → what is there, if something is added."""
-    store, below = memory.store(epilogue.Form.decoded(params).y.dtype, 2, space="shared"), 8 * line
+    dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
+    store = memory.store(dtype, 2, space="shared", rounds=dtype in BYTES)
     load = epilogue.load_added(params, 2, "shared") if added else None
 
     @inline
@@ -611,7 +612,7 @@ def _place_of_pairs(warp, lane):
 def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `_put_turned`, for bytes: a lane's channels are neighbours, c and c + 1."""
     kept, results, extra = epilogue.build_kept(params)
-    floats = epilogue.floats_added(params, 4) if added else None
+    floats, stored = epilogue.floats_added(params, 4) if added else None, epilogue.Form.decoded(params).y.dtype
 
     @inline
     def keep(c, e):
@@ -650,7 +651,7 @@ def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any,
 
     def put(rows: int) -> Any:
         count = next(n for n in (4, 2, 1) if 8 * n <= rows)
-        compute, store = several(count), hw.store_byte_matrices(count)
+        compute, store = several(count), hw.store_byte_matrices(stored, count)
         load, words = hw.read_turned_matrices(count), (types.uint32(0),) * count
         four, further = 4 * count, 8 * count * 64
 

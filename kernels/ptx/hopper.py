@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from tccompile.ir.types import DType
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 from tccompile.kernels.ptx.core import (
     cuda,
@@ -26,6 +27,7 @@ from tccompile.kernels.ptx.core import (
     unpacked,
     void,
 )
+from tccompile.kernels.ptx.memory import pack, pack_rounded
 from tccompile.kernels.ptx.mma import SUMS
 
 # --- Shared memory and integers ----------------------------------------------------------------------------------------
@@ -245,19 +247,36 @@ def _products(
 ) -> list[str]:
     """The text of what `multiply` does: operands are the sums, the two descriptors, whether to add, and words of places."""
     count = n // 2
-    registers = "{" + ", ".join(f"${i}" for i in range(count)) + "}"
+    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
+    operands = "{" + ", ".join(f"${i}" for i in range(count)) + "}", f"${count}", f"${count + 1}"
+    lines = _wgmmas(atom, n, steps, k_major, kinds, operands, f"${count + 2}", words)
+    return [*lines, *["wgmma.wait_group.sync.aligned 0;"] * waits]
+
+
+def _wgmmas(
+    atom: Atom,
+    n: int,
+    steps: tuple[tuple[int, int], ...],
+    k_major: tuple[bool, bool],
+    kinds: tuple[str, str],
+    operands: tuple[str, str, str],
+    more: str,
+    words: int = 0,
+) -> list[str]:
+    """The text of a committed group: `operands` are the sums and the two descriptors, `more` whether to add to the sums, and
+    words of places are the operands of the text behind it."""
+    registers, left, right = operands
     scales = ", 1, 1" if atom.acc == "f32" else ""  # by which both operands are multiplied, unless they are integers
     transposed = "" if atom.along_k else "".join(", 0" if k else ", 1" for k in k_major)
     assert all(k_major) or not atom.along_k, f"{atom.name} takes operands along K"
-    assert not (words and waits), "places are kept until `wgmma_wait_kept`"
-    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, ${count + 2}, 0;", "wgmma.fence.sync.aligned;"]
+    lines = [".reg .pred p;", ".reg .b64 a, b;", f"setp.ne.u32 p, {more}, 0;", "wgmma.fence.sync.aligned;"]
     for i, (at_a, at_b) in enumerate(steps):
         lines += ["setp.eq.u32 p, 0, 0;"] if i == 1 else []
-        lines += [f"add.s64 a, ${count}, {at_a >> 4};", f"add.s64 b, ${count + 1}, {at_b >> 4};"]
+        lines += [f"add.s64 a, {left}, {at_a >> 4};", f"add.s64 b, {right}, {at_b >> 4};"]
         word, turn = divmod(i * words, len(steps))  # a word for each, or one for two: half of the threads' is read by each
-        places = f", ${count + 3 + word}, {turn and 1}" if words else ""
+        places = f", ${n // 2 + 3 + word}, {turn and 1}" if words else ""
         lines.append(f"{atom.text(n, *kinds)} {registers}, a, b{places}, p{scales}{transposed};")
-    return [*lines, "wgmma.commit_group.sync.aligned;", *["wgmma.wait_group.sync.aligned 0;"] * waits]
+    return [*lines, "wgmma.commit_group.sync.aligned;"]
 
 
 @cache
@@ -310,6 +329,42 @@ def multiply(
     @intrinsic
     def multiplied(typingctx, acc, a, b, more):
         return kind(kind, u64, u64, i32), codegen
+
+    return multiplied
+
+
+@cache
+def multiply_added(n: int, steps: tuple[tuple[int, int], ...], kinds: tuple[str, str], places: tuple[int, ...]) -> Any:
+    """acc = multiply_added(acc, a, b): products whose sums are rough, made by themselves and added to `acc` when it returns. The
+    compiler would add later by itself, and keep what several of these have made.
+
+    acc     a tuple of sums for each block of 64 rows of A
+    places  bytes from A's start to each block; the rest as `multiply` has it
+    """
+    atom, each, blocks = group_atom(*kinds), n // 2, len(places)
+    count = blocks * each
+    lines, adds = [f".reg .f32 {', '.join(f's{i}' for i in range(count))};", ".reg .b64 at;"], []
+    for number, place in enumerate(places):
+        names = [f"s{number * each + i}" for i in range(each)]
+        lines.append(f"add.s64 at, ${count}, {place >> 4};")
+        made = _wgmmas(atom, n, steps, (True, True), kinds, (f"{{{', '.join(names)}}}", "at", f"${count + 1}"), "0")
+        lines += made if number == 0 else [line for line in made if not line.startswith(".reg")]
+        adds.append(f"wgmma.wait_group.sync.aligned {blocks - 1 - number};")
+        adds += [f"add.f32 ${name[1:]}, ${name[1:]}, {name};" for name in names]
+    text = f"{{ {' '.join([*lines, *adds])} }}"
+    constraints = ",".join([*["=f"] * count, "l", "l", *map(str, range(count)), "~{memory}"])
+    kind = types.Tuple((types.Tuple((f32,) * each),) * blocks)
+
+    @intrinsic
+    def multiplied(typingctx, acc, a, b):
+        def codegen(context, builder, sig, args):
+            sums = [value for block in unpacked(builder, args[0], blocks) for value in unpacked(builder, block, each)]
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [v.type for v in (*args[1:], *sums)])
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [*args[1:], *sums])
+            values = unpacked(builder, done, count)
+            return packed(builder, [packed(builder, values[i : i + each]) for i in range(0, count, each)])
+
+        return kind(kind, u64, u64), codegen
 
     return multiplied
 
@@ -420,19 +475,21 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
 
 
 @cache
-def store_byte_matrices(count: int) -> Any:
-    """The device function (address, four int64 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of the
-    pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones; only the lowest
-    bytes of the numbers count. Addresses are those of `store_matrices`."""
-    words, body = "abcd"[:count], []
-    for i, word in enumerate(words):
-        numbers = [f"n{i}_{k}" for k in range(4)]
-        body.append(f".reg .b32 {', '.join(numbers)}, l{i}, h{i};")
-        body += [f"cvt.u32.u64 {n}, ${4 * i + k + 1};" for k, n in enumerate(numbers)]
-        body += [f"prmt.b32 l{i}, {numbers[0]}, {numbers[2]}, 0x3340;", f"prmt.b32 h{i}, {numbers[1]}, {numbers[3]}, 0x3340;"]
-        body.append(f"prmt.b32 {word}, l{i}, h{i}, 0x5410;")
-    stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
-    return instruction(f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}", void, u32, *(types.int64,) * (4 * count))
+def store_byte_matrices(dtype: DType, count: int) -> Any:
+    """The device function (address, four float32 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of
+    the pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones. All are
+    rounded and saturated. Addresses are those of `store_matrices`."""
+    words = "abcd"[:count]
+
+    def text() -> str:
+        body = list[str]()
+        for i, word in enumerate(words):
+            pairs = [f"${4 * i + k + 1}" for k in (0, 2, 1, 3)]
+            body += pack(dtype, word, pairs) if dtype.is_float else pack_rounded(dtype, word, pairs)
+        stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
+        return f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}"
+
+    return instruction(text, void, u32, *(f32,) * (4 * count))
 
 
 @cache

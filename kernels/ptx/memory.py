@@ -261,15 +261,15 @@ def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[i
 
 
 @cache
-def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False) -> Any:
     """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before. Floats of 8 bits
-    saturate."""
-    value = f32 if dtype.is_float else i64
+    saturate; and so do bytes, two or four of them, that are given as float32 with `rounds`, from sm_72 on."""
+    value = f32 if dtype.is_float or rounds else i64
     params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
-    return instruction(_made(dtype, lambda: _store(dtype, n, guarded, space)), void, *params)
+    return instruction(_made(dtype, lambda: _store(dtype, n, guarded, space, rounds)), void, *params)
 
 
-def _store(dtype: DType, n: int, guarded: bool, space: str) -> str:
+def _store(dtype: DType, n: int, guarded: bool, space: str, rounds: bool) -> str:
     body = []
     for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
@@ -278,7 +278,8 @@ def _store(dtype: DType, n: int, guarded: bool, space: str) -> str:
         per_word = word // dtype.size
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
-            body += pack(dtype, name, [f"${1 + first + j}" for j in range(per_word)])
+            values = [f"${1 + first + j}" for j in range(per_word)]
+            body += pack_rounded(dtype, name, values) if rounds else pack(dtype, name, values)
         kind = f"b{8 * word}" if word > 1 else "u8"
         body.append(f"{'@p ' if guarded else ''}st.{space}{vector}.{kind} [$0+{at}], {source};")
     return _block(body, f"${n + 1}" if guarded else "")
@@ -379,6 +380,16 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
     lines.append(f"mov.b32 {whole}, {fields[0]};")
     lines += [f"bfi.b32 {whole}, {f}, {whole}, {bits * j}, {bits};" for j, f in enumerate(fields) if j]
     return [*lines, f"cvt.u16.u32 {word}, {whole};"] if whole != word else lines
+
+
+def pack_rounded(dtype: DType, word: str, values: list[str]) -> list[str]:
+    """The same of two or four float32, rounded to integers and saturated to bytes: one instruction for two of them."""
+    fields, whole = [f"{word}f{j}" for j in range(len(values))], f"{word}w"
+    lines = [f".reg .b32 {', '.join([*fields, whole])};", f"mov.b32 {whole}, 0;"]
+    lines += [f"cvt.rni.s32.f32 {f}, {v};" for f, v in zip(fields, values, strict=True)]
+    how = f"cvt.pack.sat.{dtype.value[0].replace('i', 's')}8.s32.b32"
+    lines += [f"{how} {whole}, {fields[j + 1]}, {fields[j]}, {whole};" for j in range(len(values) - 2, -1, -2)]
+    return [*lines, f"cvt.u16.u32 {word}, {whole};" if len(values) == 2 else f"mov.b32 {word}, {whole};"]
 
 
 # --- Floats of 8 bits --------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from tccompile.kernels.rates.rate import (
 
 # By what the constants of each kernel were measured.
 CONV_HALO = "fitted to 531 times of 133 convolutions on an H200; estimates are 10 % off, choices 1 % slower than the best"
+CONV_HALO_BYTES = "fitted to 126 times of 37 convolutions in bytes on an H200"
 CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10 % off, choices 4 % slower than the best"
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
@@ -44,6 +45,7 @@ DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
+DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
 BYTES_SM90 = "fitted to 193 times of 17 convolutions on an H100"
 GEMM_BYTES = "48 times of 1×1 convolutions of MobileNet at batch 32 on an H200"
@@ -64,7 +66,11 @@ H200 = Rates(
         storing=Rate(12, "cycles", CONV_HALO, "2026-11-23"),
         storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
+        of_groups=Table({2: 1.0, 3: 0.95, 4: 0.92}, "of the time", CONV_HALO_BYTES, "2026-11-26"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
+        short_row=Rate(13, "cycles", CONV_HALO_BYTES, "2026-11-26"),
+        alone_us=Rate(0.14, "µs", CONV_HALO_BYTES, "2026-11-26"),
+        rough=Rate(100, "cycles", UNKNOWN, "2026-11-26"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
         exposed=Rate(0.43, "of the time", CONV_HALO, "2026-11-23"),
     ),
@@ -135,7 +141,9 @@ H200 = Rates(
         start_us=Rate(1.1, "µs", GEMV, "2026-11-22"),
         under_way=Rate(0.55, "of the loads", GEMV, "2026-11-22"),
         tensor_cores=Rate(0.95, "of the bandwidth", GEMV, "2026-11-22"),
-        widened=Rate(0.92, "of the bandwidth", "512 and 1024 columns by K of 500,000 on an H200", "2026-11-26"),
+        widened=Rate(0.91, "of the bandwidth", DEEP, "2026-11-26"),
+        unfilled=Rate(0.23, "of the bandwidth", DEEP, "2026-11-26"),
+        result_us=Rate(1.4e-3, "µs", "262,144 and 8,388,608 rows by 3 columns on an H200", "2026-11-26"),
         across=Rate(0.015, "of the time", GEMV, "2026-11-22"),
         again=Rate(6e3, "bytes/µs for each GB/s", GEMV, "2026-11-21"),
         part=Rate(150e3, "bytes/µs", GEMV, "2026-11-21"),
@@ -156,7 +164,7 @@ H200 = Rates(
         latency_us=Rate(0.9, "µs", UNKNOWN, "2026-11-21"),
         sparse=Rate(1.05, "times as fast", "0.98 to 1.08, code of sm_80 on an H200", "2026-11-26"),
         few_streams=Rate(
-            0.9, "of the time", "0.83 to 0.9 in three products of 16 rows and weights of 0.2 to 1 GB on an H200", "2026-11-22"
+            0.9, "of the time", "0.83 to 0.9 in five products of 1 to 16 rows and weights of 0.2 to 1 GB on an H200", "2026-11-26"
         ),
         tiles=Table(
             {16: (5500000.0, 0.3), 8: (3000000.0, 0.16), 4: (3500000.0, 0.18), 2: (2200000.0, 0.14), 1: (2000000.0, 0.1)},
@@ -204,6 +212,7 @@ H200 = Rates(
         box_swapped_us=Rate(0.6, "µs", GEMM_SM90, "2026-11-25"),
         box_swapped_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
+        byte_of_halves_us=Rate(1.1, "µs", "3 convolutions of few channels in mobilenet_v2 on an H200", "2026-11-26"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
         byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
         byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
@@ -231,6 +240,7 @@ H200 = Rates(
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
+        coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(4.5, "µs", PAIR_SM90, "2026-11-26"),
@@ -341,11 +351,13 @@ H200 = Rates(
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
         tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
+        tap_of_many=Rate(1.4, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),
     conv_direct=ConvDirect(
         vector=Rate(12, "instructions", UNKNOWN, "2026-11-21"),
+        vector_float8=Rate(100, "instructions", "a 1×1 convolution of 512², 32 → 3, on an H200", "2026-11-26"),
         setup=Rate(100, "instructions", UNKNOWN, "2026-11-21"),
         slots=Rate(5, "slots", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),
         tap_us=Rate(0.55, "µs", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),

@@ -498,7 +498,8 @@ def _print_check(report: Report, as_json: bool) -> int:
     else:
         say(report.text)
     if report.exit_code == UsageError.exit_code:
-        fail("the shapes of inputs are open: give them with --shape, or between what they lie with --range")
+        shapes = "; ".join(f"{m.issue.node}: {m.issue.way_out}" for m in report.missing)
+        fail(f"every node is supported, and the shapes of inputs are all that is missing. {shapes}")
     return report.exit_code
 
 

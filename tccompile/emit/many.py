@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from tccompile.emit import cache
 from tccompile.emit.compile import compile_anew, compile_code, kept
 from tccompile.emit.job import Job, Progress, SpillError
-from tccompile.emit.workers import Result, compile_in_processes
+from tccompile.emit.workers import Result, Team
 from tccompile.errors import TccompileError
 from tccompile.kernels.custom import CustomKernel
 from tccompile.kernels.spec import Code
@@ -19,9 +19,24 @@ POOL_FROM = 4
 """Jobs from which processes are started: each takes about a second to import Numba."""
 
 
-def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | None = None) -> dict[Job, Image]:
+def team(jobs: int | None) -> Team:
+    """`jobs` processes, or as many as cores if None."""
+    return Team(jobs or os.cpu_count() or 1)
+
+
+def begin(wanted: Iterable[Job], ahead: Team) -> None:
+    """Have a team begin with kernels of which most will be wanted, while it is found out which."""
+    missing = [job for job in dict.fromkeys(wanted) if job[0].kernel != CustomKernel.name and kept(job) is None]
+    if _for_processes(missing, ahead.most):
+        ahead.begin(_by_code(missing))
+
+
+def emit(
+    wanted: Iterable[Job], progress: Progress | None = None, jobs: int | None = None, ahead: Team | None = None
+) -> dict[Job, Image]:
     """Compile many kernels, each once, in `jobs` processes (as many as cores if None).
 
+    ahead  processes that may have begun with some of them
     The result has the order of `wanted`. Raises as `compile_code`: the first failure, in that order; SpillError only when all
     others could be compiled, and for all that spill.
     """
@@ -41,20 +56,27 @@ def emit(wanted: Iterable[Job], progress: Progress | None = None, jobs: int | No
             progress(len(images), len(todo))
 
     here, elsewhere = _of_users(misses), [job for job in misses if job[0].kernel != CustomKernel.name]
-    workers = min(jobs or os.cpu_count() or 1, len(elsewhere))
-    if workers < 2 or len(elsewhere) < POOL_FROM or not sys.executable:
-        here = misses
+    if ahead is not None and ahead.started:
+        ahead.compile(_by_code(elsewhere), finished)
+    elif _for_processes(elsewhere, most := min(jobs or os.cpu_count() or 1, len(elsewhere))):
+        with Team(most) as own:
+            own.compile(_by_code(elsewhere), finished)
     else:
-        compile_in_processes(_by_code(elsewhere), workers, finished)
+        here = misses
     for job in here:
         try:
             finished(job, compile_code(*job))
         except SpillError as error:
             finished(job, error)
-    if misses:
+    if misses or (ahead is not None and ahead.started):
         cache.evict()
     _raise_first([(job, failures[job]) for job in misses if job in failures])
     return {job: images[job] for job in todo}
+
+
+def _for_processes(jobs: Sequence[Job], most: int) -> bool:
+    """Whether processes compile these, of which there may be so many."""
+    return most > 1 and len(jobs) >= POOL_FROM and bool(sys.executable)
 
 
 def _of_users(jobs: Iterable[Job]) -> list[Job]:
@@ -91,7 +113,8 @@ def remake(wanted: Sequence[Job], progress: Progress | None = None, jobs: int | 
 
     here = _of_users(todo)
     elsewhere = [job for job in todo if job not in here]
-    compile_in_processes([[job] for job in elsewhere], min(jobs or os.cpu_count() or 1, len(elsewhere)), finished, cached=False)
+    with Team(min(jobs or os.cpu_count() or 1, len(elsewhere)), cached=False) as own:
+        own.compile([[job] for job in elsewhere], finished)
     for job in here:
         try:
             finished(job, compile_anew(*job))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import IO, Any
 
@@ -25,39 +25,69 @@ Result = Image | TccompileError
 """What comes of a job: its image, or what is wrong with it."""
 
 
-def compile_in_processes(
-    groups: Sequence[Sequence[Job]], workers: int, finished: Callable[[Job, Result], None], cached: bool = True
-) -> None:
-    """Compile in `workers` processes of our own: multiprocessing's would run the caller's main module again.
+class Team:
+    """Processes of our own that compile: multiprocessing's would run the caller's main module again.
 
-    The jobs of a group go to the same worker, one after the other. `finished` is told each job's result, a group at a time and
-    in the caller's thread. An interrupt ends the workers at once.
+    They are started with the first jobs, at most `most` of them, and end with the block: an interrupt or another exception ends
+    them at once, as does what nobody waits for any more.
 
     cached  as for `Worker`
     """
-    team = [Worker(cached) for _ in range(workers)]
-    idle = [*team]
 
-    def compile_group(group: Sequence[Job]) -> list[tuple[Job, Result]]:
-        worker = idle.pop()
+    def __init__(self, most: int, cached: bool = True) -> None:
+        self.most, self.cached = most, cached
+        self._threads = ThreadPoolExecutor(max(most, 1))  # each waits for a process
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
+        self._begun: dict[Job, Future[list[tuple[Job, Result]]]] = {}
+
+    def __contains__(self, job: Job) -> bool:
+        """Whether it is being compiled, or has been."""
+        return job in self._begun
+
+    @property
+    def started(self) -> bool:
+        """Whether there are any processes."""
+        return bool(self._workers)
+
+    def begin(self, groups: Sequence[Sequence[Job]]) -> None:
+        """Have jobs compiled. Those of a group go to the same process, one after the other; those begun before are left out."""
+        new = [own for group in groups if (own := [job for job in group if job not in self])]
+        for _ in range(min(self.most, sum(map(len, new))) - len(self._workers)):
+            self._workers.append(worker := Worker(self.cached))
+            self._idle.append(worker)
+        for group in new:
+            self._begun |= dict.fromkeys(group, self._threads.submit(self._compile, group))
+
+    def compile(self, groups: Sequence[Sequence[Job]], finished: Callable[[Job, Result], None]) -> None:
+        """Compile the jobs of these groups, and no others any more. `finished` is told each one's result, a group at a time and
+        in the caller's thread."""
+        wanted = {job for group in groups for job in group}
+        for job in [job for job, future in self._begun.items() if job not in wanted and future.cancel()]:
+            del self._begun[job]
+        self.begin(groups)
+        for future in as_completed({self._begun[job] for job in wanted}):
+            for job, result in future.result():
+                if job in wanted:
+                    finished(job, result)
+
+    def _compile(self, group: Sequence[Job]) -> list[tuple[Job, Result]]:
+        worker = self._idle.pop()
         try:
             return [(job, worker.compile(job)) for job in group]
         finally:
-            idle.append(worker)
+            self._idle.append(worker)
 
-    with ThreadPoolExecutor(max(workers, 1)) as threads:
-        try:
-            for future in as_completed([threads.submit(compile_group, group) for group in groups]):
-                for job, result in future.result():
-                    finished(job, result)
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            stop(team)
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
-            for worker in team:
-                worker.close()
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if kind is not None or not all(future.done() for future in self._begun.values()):
+            stop(self._workers)
+        self._threads.shutdown()
+        for worker in self._workers:
+            worker.close()
 
 
 class Worker:

@@ -45,8 +45,8 @@ class _Steps:
                 if now is None:
                     del self.views[before:]
                 else:
-                    return self.of(_without_limits(substitute(expr, {rounded: call("round", now)})))
-        return expr, tuple(self.views)
+                    return self.of(substitute(expr, {rounded: call("round", now)}))
+        return _without_limits(expr), tuple(self.views)
 
     def divided(self, x: Expr, step: float) -> Expr | None:
         """x / step by no more operations than x takes, or None."""
@@ -71,8 +71,9 @@ class _Steps:
         return None
 
     def scaled(self, x: Expr, step: float) -> Expr | None:
-        """A tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
-        return call("mul", x, float(np.float32(1) / np.float32(step))) if x.fn == "load" and x.dtype is DType.F32 else None
+        """A sum or tensor that is added, as a multiplication that comes with the addition: one in place of the quotient's."""
+        inverse = float(np.float32(1) / np.float32(step))
+        return call("mul", x, inverse) if x.fn in ("acc", "load") and x.dtype is DType.F32 else None
 
     def constant(self, x: Expr, step: float) -> Expr | None:
         """A constant that is loaded, divided by the step."""
@@ -100,11 +101,14 @@ def _without_limits(expr: Expr) -> Expr:
             if rounded.fn == "round":
                 within = call("round", _unbounded(rounded.args[0], least - moved, most - moved))
                 found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
-    return substitute(expr, found) if found else expr
+    changed = {x: other for x, other in found.items() if other != x}
+    return substitute(expr, changed) if changed else expr
 
 
 def _unbounded(x: Expr, least: float, most: float) -> Expr:
     """A number without bounds at or beyond these two."""
+    if x.fn == "ratio" and x.args[1].fn == "const" and (step := float(x.args[1].value or 0)) > 0:  # type: ignore[arg-type]
+        return call("ratio", _unbounded(x.args[0], least * step, most * step), x.args[1])
     while x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
         bound = 0.0 if x.fn == "relu" else float(x.args[1].value)  # type: ignore[arg-type]
         if bound < most if x.fn == "min" else bound > least:

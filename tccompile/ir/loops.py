@@ -80,7 +80,7 @@ def together(program: Program) -> Program:
     ends = [i for i, op in enumerate(program.ops) if isinstance(op, Carry) and op.role == "again"]
     if not ends:
         return program
-    reads = _reads(program)
+    reads = readable(program)
     before: list[int] = []  # of each op those that it comes after, as bits
     for own in reads:
         found = 0
@@ -118,10 +118,11 @@ def _is(op: Op, role: str, loop: str) -> bool:
 
 
 def _rank(op: Op) -> int:
-    return ("hold", "next", "again").index(op.role) + 1 if isinstance(op, Carry) and op.role != "enter" else 0
+    last = ("hold", "next", "again")
+    return last.index(op.role) + 1 if isinstance(op, Carry) and op.role in last else 0
 
 
-def _reads(program: Program) -> list[list[int]]:
+def readable(program: Program) -> list[list[int]]:
     """For each op those that write what it reads, by name: what is written over something is another tensor."""
     tensors = program.tensors
     over = {op.y: i for i, op in enumerate(program.ops) if isinstance(op, Carry) and op.stays}
@@ -169,7 +170,7 @@ def kept(found: dict[str, tuple[int, int]], program: Program) -> dict[str, tuple
 
 def verify_loops(program: Program) -> None:
     """Hold loops to what every stage and both engines rely on; raises AssertionError that names the loop."""
-    carries = {i: op for i, op in enumerate(program.ops) if isinstance(op, Carry)}
+    carries = {i: op for i, op in enumerate(program.ops) if isinstance(op, Carry) and op.role != "pick"}
     if not carries:
         return
     entered = {op.y: op.loop for op in carries.values() if op.role == "enter"}

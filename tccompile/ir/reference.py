@@ -133,11 +133,32 @@ def evaluate(
     return {name: get(name).copy() for name in program.outputs}
 
 
-def rounded_before(program: Program, sources: Mapping[str, np.ndarray]) -> Program:
-    """The program with values in place of the recipes of constants that are rounded to 8 bits: that takes long, in each run."""
+Kept = dict[int, tuple[weights.Recipe, np.ndarray]]
+"""What recipes of numbers in 8 bits make, by their identities."""
+
+
+def rounded_before(program: Program, sources: Mapping[str, np.ndarray], kept: Kept | None = None) -> Program:
+    """The program with values in place of the recipes of constants that are rounded to 8 bits: that takes long, in each run.
+
+    kept  what was rounded for other programs of the same recipes; more is added
+    """
     found = {name: recipe for name, recipe in program.constants.items() if _is_rounded(recipe)}
-    made = {name: weights.Literal(weights.evaluate(recipe, sources)) for name, recipe in found.items()}
+    known = {} if kept is None else kept
+    made = {name: weights.Literal(_made(recipe, sources, known)) for name, recipe in found.items()}
     return replace(program, constants={**program.constants, **made})
+
+
+def _made(recipe: weights.Recipe, sources: Mapping[str, np.ndarray], kept: Kept) -> np.ndarray:
+    """The values, of which those in 8 bits are made once."""
+    if not isinstance(recipe, weights.Transform):
+        return weights.evaluate(recipe, sources)
+    if id(recipe) in kept:
+        return kept[id(recipe)][1]
+    args = [_made(a, sources, kept) for a in recipe.args]
+    values: np.ndarray = weights.TRANSFORMS[recipe.fn](*args, **dict(recipe.attributes))
+    if recipe.fn in ROUNDED:
+        kept[id(recipe)] = recipe, values
+    return values
 
 
 def _is_rounded(recipe: weights.Recipe) -> bool:

@@ -53,7 +53,7 @@ MAX_BYTES = 2**40  # of one tensor
 MAX_PARTS = 2**14  # tensors that one is split into
 MAX_EXTENT = 2**31
 LARGE_VIEW = 2**29  # the same for one that takes no memory as long as nothing is done with it
-ROOM = 2**30  # bytes that all folded constants may take together, beside 16 times what the model's own take
+ROOM = 2**30  # bytes that all folded constants may take together, beside 32 times what the model's own take
 
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 WORK = 2**32  # elements that folding may read and make, beside 64 times the model's own
@@ -161,7 +161,7 @@ class Folder:
         self.sizes = sizes(self, limits)
         self.factors = _factors(graph)
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
-        self.room = ROOM + 16 * sum(held(w).nbytes for w in constants.values())
+        self.room = ROOM + 32 * sum(held(w).nbytes for w in constants.values())
         self.work = WORK + 64 * sum(held(w).size for w in constants.values())
 
     def run(self) -> dict[str, Type]:

@@ -96,39 +96,51 @@ class Repeater:
         self.outside: dict[str, str] = {}
         self.written: set[str] = set()
         self.counted = False
+        self.flags = [f"{loop.prefix}#going", f"{loop.prefix}#more"]
+        self.mark, self.condition = 0, ""
+        self.new: list[str] = []
+        self.rows: list[str] = []
 
-    def run(self, body: Sequence[onnx.NodeProto], results: Sequence[str]) -> None:
-        """Puts the body in, whose results are a condition, what is carried, and what it gives in each iteration.
-
-        Raises UnsupportedError if an iteration differs from another one.
-        """
-        f, loop, mark = self.folder, self.loop, len(self.folder.kept)
-        flags = [f"{loop.prefix}#going", f"{loop.prefix}#more"]
+    def fold(self, body: Sequence[onnx.NodeProto], results: Sequence[str]) -> None:
+        """Folds the body once, whose results are a condition, what is carried, and what it gives in each iteration."""
+        f, loop = self.folder, self.loop
+        self.mark = len(f.kept)
         self.s.node = self.node
         for name, of in zip(loop.carried, loop.initial, strict=True):
-            self._plain(of)
+            self.plain(of)
             f.types[name] = f.type_of(of, self.node)
         f.types[loop.turn] = Type(INT64, ())
-        f.types |= {flag: Type(BOOL, ()) for flag in flags}
+        f.types |= {flag: Type(BOOL, ()) for flag in self.flags}
         f.apart(body)
-        condition, *made = (f.resolved(name) for name in results)
-        new, rows = made[: len(loop.carried)], made[len(loop.carried) :]
+        self.condition, *made = (f.resolved(name) for name in results)
+        self.new, self.rows = made[: len(loop.carried)], made[len(loop.carried) :]
+
+    @property
+    def independent(self) -> bool:
+        """Whether no iteration depends on another one."""
+        weight = self.folder.constants.get(self.condition)
+        return self.new == self.loop.carried and (not self.condition or (weight is not None and bool(weight.values.all())))
+
+    def stay(self) -> None:
+        """Puts the body in. Raises UnsupportedError if an iteration differs from another one."""
+        f, loop, mark, flags, new = self.folder, self.loop, self.mark, self.flags, self.new
+        self.s.node = self.node
         for name, of in zip(new, loop.carried, strict=True):
-            self._plain(name)
+            self.plain(name)
             if f.type_of(name, self.node) != f.types[of]:
                 one, other = (f.type_of(n, self.node) for n in (of, name))
-                raise self._differs(f"{name!r} is {_said(other)} where it was {_said(one)}")
-        buffers = [self._row(k, name) for k, name in enumerate(rows)]
+                raise self.differs(f"{name!r} is {_said(other)} where it was {_said(one)}")
+        buffers = [self._row(k, name) for k, name in enumerate(self.rows)]
         turned = self.s.add("Add", [loop.turn, self.s.constant(1)])
-        more, goes_on = self._condition(condition, turned)
+        more, goes_on = self._condition(self.condition, turned)
         begin = dict(zip(loop.carried, loop.initial, strict=True))
         begin |= {loop.turn: self.s.constant(0), flags[0]: loop.going or self.s.constant(True, bool)}
         begin |= {name: zero for name, zero, _ in buffers}
         left = [*zip(loop.carried, new, strict=True), (loop.turn, turned), *((name, to) for name, _, to in buffers)]
         if loop.short and not self.counted:
-            raise self._differs("it goes round a known number of times, and is short")
-        if loop.few and not self.counted and all(new == old for old, new in zip(loop.carried, made, strict=False)):
-            raise self._differs("iterations do not depend on each other: unrolled, they can run side by side")
+            raise self.differs("it goes round a known number of times, and is short")
+        if loop.few and not self.counted and new == loop.carried:
+            raise self.differs("iterations do not depend on each other: unrolled, they can run side by side")
         if loop.limited:
             begin[flags[1]] = self.s.constant(False, bool)
             left.append((flags[1], more))
@@ -144,7 +156,7 @@ class Repeater:
         parts = [s.add("Less", [turned, loop.most])] if loop.most else []
         weight = self.folder.constants.get(condition) if condition else None
         if weight is not None and not weight.values.all():
-            raise self._differs("one iteration is the last one")
+            raise self.differs("one iteration is the last one")
         if condition and weight is None:
             parts.append(s.add("Reshape", [condition, s.constant(np.zeros(0))]) if s.shape(condition) else condition)
         self.counted = bool(parts or loop.going)
@@ -154,7 +166,7 @@ class Repeater:
     def _row(self, k: int, name: str) -> tuple[str, str, str]:
         """What all iterations give: the name of it as it is so far, zero, and the name of it with one more row."""
         f, s, bound = self.folder, self.s, self.loop.bound
-        self._plain(name)
+        self.plain(name)
         kind = f.type_of(name, self.node)
         buffer = f"{self.loop.prefix}#rows_{k}"
         f.types[buffer] = Type(kind.elem, (bound, *kind.shape))
@@ -163,13 +175,13 @@ class Repeater:
         zero = s.constant(kind.dtype.type(0), kind.dtype)
         return buffer, zero, s.add("Where", [here, s.add("Unsqueeze", [name, s.constant([0])]), buffer])
 
-    def _plain(self, name: str) -> None:
+    def plain(self, name: str) -> None:
         """Raises UnsupportedError for what is no tensor of one shape."""
         f = self.folder
         if name in f.sequences or name in f.absent or self.s.of(name):
-            raise self._differs(f"it carries {name!r}, which is a sequence, or how much of it there is the data decide")
+            raise self.differs(f"it carries {name!r}, which is a sequence, or how much of it there is the data decide")
 
-    def _differs(self, why: str) -> UnsupportedError:
+    def differs(self, why: str) -> UnsupportedError:
         return UnsupportedError(f"{title(self.node)}: {why}")
 
     # --- nodes

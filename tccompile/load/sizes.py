@@ -28,6 +28,8 @@ OWN = "tccompile"
 """The domain of what the standard has no operators for.
 
 Choice    condition, a, b → a or b, while a graph is folded: of extents that differ the one that it says
+Pick      condition, a, b → a or b, of which the other one need not be computed: see `ir/branches.py`
+GatherEach  x (n, …), indices (n, …) → of each row of x its elements at that row's indices along an axis
 Guard     indices, condition → these indices, while a graph is folded: 0 if the condition is not true
 Places    x (n,) → (limit + 1,): see `ir.ops.Places`
 Suppress  boxes, scores, order, all of them → booleans: see `ir.ops.Suppress`
@@ -278,6 +280,12 @@ class Sizes:
     def as_count(self, flag: str) -> str:
         """One integer, which is 1 if a boolean is true, and 0 if it is not."""
         return self.add("Reshape", [self.add("Cast", [flag], to=INT64), self.constant([1])])
+
+    def one_of(self, condition: str, both: Sequence[str], branch: str) -> str:
+        """One of two tensors of one type, by a condition; if `branch` is a name, the other one need not be computed."""
+        if not branch:
+            return self.add("Where", [condition, *both])
+        return self.own("Pick", [condition, *both], self.folder.type_of(both[0], self.node), branch=branch)
 
     def instead(self, op: str, inputs: Sequence[str], **attributes: Any) -> bool:
         """The node becomes another one, with the same results, which is handled as others are."""

@@ -9,8 +9,8 @@ it was, and indices in it are 0, since what they are computed from was not meant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ import onnx.numpy_helper
 from tccompile.errors import UnsupportedError
 from tccompile.ir.ops.carry import TURNS
 from tccompile.load import repeat, sizes
+from tccompile.load.at_once import SEVERAL, several_at_once
 from tccompile.load.constants import literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
@@ -31,6 +32,19 @@ from tccompile.load.valid import invalid, title
 
 MOST = 2**14
 """Nodes that all loops of a model may become."""
+
+LONG_AT_ONCE = 64
+"""Nodes that a loop may become whose number of iterations the data decide: of more, its iterations are computed at once if they
+can be."""
+
+SHORT = 8
+"""Nodes of an If's branch, of fewer than which both are computed side by side."""
+
+TAKES_LONG = (
+    "Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "Loop", "MatMul", "NonMaxSuppression", "RNN", "Scan",
+    "TopK",
+)  # fmt: skip
+"""Operators of which one may be worth leaving out."""
 
 OWN = "tccompile.load.unroll"
 """The domain of the nodes that stand, while a graph is folded, for what is to be done when those before them have been."""
@@ -64,6 +78,27 @@ class Running:
     bound: int | None = None
     limited: bool = False
     over: str = ""
+
+
+class Limits:
+    """What is held to a user's word in the branches of an If: in one that is not taken there is none of it."""
+
+    def __init__(self, s: sizes.Sizes) -> None:
+        self.s, self.marks = s, [len(s.limited)]
+
+    def next(self) -> None:
+        """The first branch ends, and the other one begins."""
+        self.marks.append(len(self.s.limited))
+
+    def by(self, node: onnx.NodeProto, condition: str, branch: str) -> None:
+        """Both have ended, and the condition says which is taken; `branch` as of `Unroller.choice`."""
+        s = self.s
+        s.node = node
+        first, middle = self.marks
+        for i in range(first, len(s.limited)):
+            counts = [s.limited[i].count, s.constant([0])]
+            counts = counts if i < middle else counts[::-1]
+            s.limited[i] = replace(s.limited[i], count=s.one_of(condition, counts, branch))
 
 
 class Folding(repeat.Folding, Protocol):
@@ -125,32 +160,42 @@ class Unroller:
         says = self.all_of(node, [node.input[0]])
         parts = [self.inlined(graph, f"{_prefix(node)}/{which}") for graph, which in zip(branches, ("then", "else"), strict=True)]
         running = Running(node, [], says, parts=[results for _, results in parts])
-        inner = [*self.guarded(parts[0][0], says), *self.guarded(parts[1][0], self.folder.sizes.add("Not", [says]))]
-        self.folder.instead(*inner, self.wait_for(running, self.choose))
+        limits = Limits(self.folder.sizes)
+        then, other = self.guarded(parts[0][0], says), self.guarded(parts[1][0], self.folder.sizes.add("Not", [says]))
+        between = self.wait_for(running, lambda _: limits.next(), "#then")
+        self.folder.instead(*then, between, *other, self.wait_for(running, lambda r: self.choose(r, limits)))
 
-    def choose(self, running: Running) -> None:
-        """Where, for each result of the two branches, once they are known."""
+    def choose(self, running: Running, limits: Limits) -> None:
+        """One of both, for each result of the two branches, once they are known."""
+        branch = _prefix(running.node) if _is_long(running.node) and not self.is_nothing(running) else ""
+        limits.by(running.node, running.condition, branch)
         for y, a, b in zip(running.node.output, *running.parts, strict=False):
             if y:
-                self.choice(running.node, running.condition, a, b, y)
+                self.choice(running.node, running.condition, a, b, y, branch)
 
-    def choice(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str) -> None:
-        """y is a or b."""
+    def is_nothing(self, running: Running) -> bool:
+        """Whether a branch gives only constants without elements: who asks whether there is anything most often finds it."""
+        results = [[self.folder.constants.get(self.folder.resolved(name)) for name in part] for part in running.parts]
+        return any(all(weight is not None and 0 in weight.shape for weight in part) for part in results)
+
+    def choice(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str, branch: str = "") -> None:
+        """y is a or b, of which the other one need not be computed if `branch` is a name."""
         f = self.folder
         a, b = f.resolved(a), f.resolved(b)
         if a == b:
             self.bind(y, a)
             return
         if a in f.sequences and b in f.sequences:
-            self.choose_sequence(node, condition, a, b, y)
+            self.choose_sequence(node, condition, a, b, y, branch)
             return
         one, other = f.type_of(a, node), f.type_of(b, node)
         if one.elem != other.elem or len(one.shape) != len(other.shape):
             shapes = " or ".join("×".join(map(str, t.shape)) or "scalar" for t in (one, other))
             raise self.refusal(node, f"its output {y!r} is {shapes}, by a condition that is computed at run time")
-        f.visit(onnx.helper.make_node("Choice", [condition, a, b], [y], node.name or y, domain=sizes.OWN))
+        how = {"branch": branch} if branch else {}
+        f.visit(onnx.helper.make_node("Choice", [condition, a, b], [y], node.name or y, domain=sizes.OWN, **how))
 
-    def choose_sequence(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str) -> None:
+    def choose_sequence(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str, branch: str = "") -> None:
         """y is a or b, sequences of as many tensors, or one of them with some more: those are there by the condition."""
         f, s = self.folder, self.folder.sizes
         s.node = node
@@ -161,7 +206,7 @@ class Unroller:
         for i, part in enumerate(one):
             made.append(f"{y}/{i}")
             if len(one) == len(other):
-                self.choice(node, condition, part, rest.pop(0), made[-1])
+                self.choice(node, condition, part, rest.pop(0), made[-1], branch)
                 continue
             f.same(made[-1], f.resolved(part))
             flags = [flag for flag in [f.present.get(part)] if flag]
@@ -177,13 +222,17 @@ class Unroller:
             )
         f.sequences[y] = made
 
+    def one(self, name: str) -> str:
+        """A tensor of one element as a scalar."""
+        s = self.folder.sizes
+        return s.add("Reshape", [name, s.constant(np.zeros(0))]) if name and s.shape(name) else name
+
     def all_of(self, node: onnx.NodeProto, conditions: Sequence[str]) -> str:
         """One boolean that says whether all of these are true."""
         s, out = self.folder.sizes, ""
         s.node = node
         for one in conditions:
-            if s.shape(one):
-                one = s.add("Reshape", [one, s.constant(np.zeros(0))])
+            one = self.one(one)
             out = s.add("And", [out, one]) if out else one
         return out
 
@@ -258,12 +307,13 @@ class Unroller:
             return False  # nor can it be unrolled, if the data decide how often it goes round
         bound = bound if running.bound is None else min(bound, running.bound)
         nodes = bound * _count(body)
-        if nodes <= LONG_COUNTED:
+        counted = running.most or (running.condition and known is None)
+        if nodes <= (min(LONG_AT_ONCE, LONG_COUNTED) if counted else LONG_COUNTED):
             return False
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
         loop = Repeated(
-            node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, running.most,
+            node, _prefix(node), [f.resolved(x) for x in running.carried], bound, running.limited, self.one(running.most),
             self.all_of(node, decide), nodes <= LONG, self.made + nodes <= MOST,
         )  # fmt: skip
         with tried(f, f.sizes, self) as why:
@@ -271,7 +321,15 @@ class Unroller:
             inputs = [loop.turn, f"{loop.prefix}#true", *loop.carried]
             names = dict(zip((v.name for v in body.input), inputs, strict=True))
             self.repeating = True
-            Repeater(f, loop).run(*self.inlined(body, loop.prefix, names=names))
+            repeater = Repeater(f, loop)
+            repeater.fold(*self.inlined(body, loop.prefix, names=names))
+            several = None if node.name.endswith(SEVERAL) else several_at_once(repeater)
+            if several is None and nodes <= LONG_COUNTED:
+                raise repeater.differs("it is short")
+            if several is None:
+                repeater.stay()
+            elif several.node is not None:
+                f.instead(several.node, self.wait_for(running, lambda _: several.put_together(), SEVERAL))
         self.repeating = False
         self.unlike.update((loop.prefix, reason) for reason in why)
         return not why
@@ -589,6 +647,21 @@ def _as_loop(node: onnx.NodeProto, most: str, count: int) -> onnx.NodeProto:
 def _count(graph: onnx.GraphProto) -> int:
     """The nodes of a graph, and of those in them."""
     return sum(1 + sum(_count(inner) for inner in subgraphs(node)) for node in graph.node)
+
+
+def _is_long(node: onnx.NodeProto) -> bool:
+    """Whether an If has a branch that may be worth leaving out: of some nodes, or of one that takes long."""
+
+    def inside(graph: onnx.GraphProto) -> Iterator[str]:
+        for inner in graph.node:
+            yield inner.op_type
+            for part in subgraphs(inner):
+                yield from inside(part)
+
+    ops = [
+        [op for op in inside(_graph(node, f"{which}_branch")) if op not in ("Constant", "Identity")] for which in ("then", "else")
+    ]
+    return max(map(len, ops)) >= SHORT or any(op in TAKES_LONG for own in ops for op in own)
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

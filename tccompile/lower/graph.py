@@ -12,9 +12,9 @@ import onnx_graphsurgeon as gs
 
 from tccompile.custom.files import added
 from tccompile.errors import ModelError, PlanError, blamed_on
+from tccompile.ir.branches import in_order
 from tccompile.ir.expr import identity_view
 from tccompile.ir.limits import check_program
-from tccompile.ir.loops import held_apart
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.load.fold import RANDOM
@@ -46,7 +46,7 @@ def lower(graph: gs.Graph) -> Program:
         _model_output(t, b)
         outputs.append(t.name)
     outputs += [count.tensor for count in b.counts]
-    return held_apart(Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops), counts=tuple(b.counts)))
+    return in_order(Program(tuple(b.inputs), tuple(outputs), b.tensors, b.constants, tuple(b.ops), counts=tuple(b.counts)))
 
 
 def check_together(program: Program) -> None:

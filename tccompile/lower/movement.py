@@ -199,6 +199,16 @@ def _checked(b: Builder, indices: np.ndarray, extents: np.ndarray | int) -> np.n
     return np.where(indices < 0, indices + extents, indices)
 
 
+def gather_each(node: gs.Node, b: Builder) -> None:
+    """Of each row elements at its own indices."""
+    x, indices, y = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
+    axis, count = b.attr("axis"), indices.rank - 1
+    at = element(indices.name, [coord(0), *(coord(axis + a) for a in range(count))], x.shape[axis])
+    index = [at if a == axis else coord(a if a < axis else a + count - 1) for a in range(x.rank)]
+    order = b.order_for(shape_of(y), node.inputs[0]) if count == 1 else None
+    b.copy(View(x.name, tuple(index)), b.result(y, order))
+
+
 def gather_elements(node: gs.Node, b: Builder) -> None:
     x, indices, y = b.value(node.inputs[0]), b.value(node.inputs[1]), node.outputs[0]
     axis, here = b.axis(b.attr("axis", 0), x.rank), [coord(a) for a in range(x.rank)]

@@ -119,6 +119,8 @@ CLASSICAL: dict[str, Converter] = {
 COUNTED: dict[str, Converter] = {
     "Carry": loops.carry,
     "Counted": counted.counted,
+    "GatherEach": movement.gather_each,
+    "Pick": loops.pick,
     "Places": counted.places,
     "Suppress": counted.suppress,
 }

@@ -5,6 +5,8 @@ A plan for a range of sizes holds such a tree for its steps. Nothing here knows 
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import gcd
@@ -241,6 +243,97 @@ def _span(op: str, a: Span, b: Span) -> Span:
         case "<<" if a.low >= 0 and 0 <= b.low <= b.high <= SHIFTS:
             return Span(a.low << b.low, a.high << b.high, a.multiple << b.low)
     return ANY
+
+
+ALL = 1 << 22
+"""Numbers up to which formulas are computed at all sizes when a plan is opened."""
+
+UNCHECKED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": min,
+    "max": max,
+    "bits": _bits,
+    "<<": operator.lshift,
+    "/": operator.truediv,
+}
+"""OPERATIONS on numbers of which it is known that they give numbers."""
+
+ARRAYS: Mapping[str, Callable[[Any, Any], Any]] = {
+    **UNCHECKED,
+    "min": np.minimum,
+    "max": np.maximum,
+    "bits": lambda a, b: np.frexp(a.astype(np.float64))[1],
+    "<<": lambda a, b: a * 2**b,
+}
+"""The same on arrays; of "bits" numbers below EXACT."""
+
+EXACT = 1 << 53
+
+
+class Prepared:
+    """Formulas that are computed again and again, of which it is known whether they all give numbers: then these are not looked
+    at again."""
+
+    def __init__(self, formulas: Sequence[Formula], proven: bool):
+        self.formulas, self.proven = formulas, proven
+        self._quotients = [i for i, (op, _, _) in enumerate(formulas) if op == "/"]
+        self._numbers = [a if op == "int" else 0 for op, a, _ in formulas]
+        self._of_sizes = [(i, a) for i, (op, a, _) in enumerate(formulas) if op == "size"]
+        self._steps = [(i, UNCHECKED[op], a, b) for i, (op, a, b) in enumerate(formulas) if op in UNCHECKED]
+
+    def at(self, sizes: Sequence[int]) -> list[Any]:
+        """As `computed`."""
+        if not self.proven:
+            return computed(self.formulas, sizes)
+        out: list[Any] = self._numbers.copy()
+        for i, size in self._of_sizes:
+            out[i] = sizes[size]
+        for i, operation, a, b in self._steps:
+            out[i] = operation(out[a], out[b])
+        return out
+
+    def integers(self, numbers: Sequence[Any]) -> np.ndarray:
+        """What `at` gives, as `integers`."""
+        whole = list(numbers)
+        for i in self._quotients:
+            whole[i] = 0
+        return np.array(whole, np.int64)
+
+
+def everywhere(formulas: Sequence[Formula], sizes: Sequence[Size], found: Sequence[Span]) -> np.ndarray | None:
+    """What each formula is, a row, at all sizes, as `integers`; None if these are many, or if some formula gives no number.
+
+    found  the formulas' spans
+    """
+    count = math.prod(len(size.all) for size in sizes)
+    known = [n for span in found if span != ANY for n in span[:2]]
+    if count * len(formulas) > ALL or not all(-LIMIT < n < LIMIT for n in (*known, *(size.all[-1] for size in sizes))):
+        return None
+    columns = np.meshgrid(*(np.array(size.all, np.int64) for size in sizes), indexing="ij")
+    out = np.zeros((len(formulas), count), np.int64)
+    for i, (op, a, b) in enumerate(formulas):
+        if op == "int":
+            out[i] = a
+        elif op == "size":
+            out[i] = columns[a].reshape(-1)
+        elif (found[i] == ANY or op in ("/", "bits")) and not _gives_numbers(op, out[a], out[b]):
+            return None
+        elif op != "/":
+            out[i] = ARRAYS[op](out[a], out[b])
+    return out
+
+
+def _gives_numbers(op: str, a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether an operation on arrays gives what `computed` would, with no more bits than that takes."""
+    if op == "bits":
+        return bool((np.abs(a) < EXACT).all())
+    if (op in ("//", "%", "/") and (b <= 0).any()) or (op == "<<" and ((b < 0) | (b > SHIFTS)).any()):
+        return False
+    return op in ("%", "/") or bool((np.abs(ARRAYS[op](a.astype(np.float64), b.astype(np.float64))) < LIMIT / 2).all())
 
 
 # --- From open extents -------------------------------------------------------------------------------------------------

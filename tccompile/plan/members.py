@@ -5,7 +5,7 @@ differs by numbers only, so it is enough that these keep what runs inside memory
 sizes, where everything has its place, and what launches are told is what a GPU takes.
 
 Most of that follows from what numbers can be at all sizes (`formulas.spans`), and is looked at once. What lies in something whose
-own extent depends on sizes is looked at for each member.
+own extent depends on sizes is looked at for all members at once, or for each, where there are too many.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ from tccompile.errors import PlanError
 from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Family, Int, Map
-from tccompile.plan.formulas import Slot, Span, computed, integers, spans
+from tccompile.plan.formulas import Prepared, Slot, Span, computed, everywhere, integers, spans
 from tccompile.plan.rules import GRID
 
 WIDE = float(1 << 62)
 """What extents of a tensor are multiplied to is less."""
 
 
+Left = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Launches' integers, tensors that lie in others, addresses in tensors, each by number, and the tensors that are concerned."""
+
+
 class Bounds:
-    """The rules for members of a family, of those of whose sections one is run, by its number."""
+    """The rules for members of a family, of those of whose sections one is run, by its number.
+
+    formulas  the family's, to be computed at its sizes
+    """
 
     def __init__(self, family: Family, number: int):
         self._constants: list[int] = []
@@ -66,27 +73,46 @@ class Bounds:
         self._most, self._most_space, self._most_shared = self._bytes(values), values[self._spaces], values[self._shared]
         lowest = self._all(integers(computed(family.formulas, [size.low for size in family.sizes])))
         self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
-        self._left = self._unproven(spans(family.formulas, family.sizes))
+        found = spans(family.formulas, family.sizes)
+        at_all = everywhere(family.formulas, family.sizes, found)
+        self.formulas = Prepared(family.formulas, at_all is not None)
+        self._left = self._unproven(found)
+        self._proven = self._left is not None and at_all is not None and self._left_holds(at_all, self._left)
 
     def check(self, numbers: np.ndarray) -> None:
         """Raises PlanError for the member whose numbers these are, as `integers` gives them, if it breaks a rule."""
+        if self._proven:
+            return
         values = self._all(numbers)
         if self._left is None:
             self._check_all(values)
-            return
-        ints, views, owned, tensors = self._left
+        else:
+            self._check_left(values[:, None], self._left)
+
+    def _left_holds(self, numbers: np.ndarray, left: Left) -> bool:
+        """Whether what spans did not prove holds for all members, whose numbers these are."""
+        constants = np.broadcast_to(self._values[:, None], (len(self._values), numbers.shape[1]))
+        try:
+            self._check_left(np.concatenate([numbers, constants]), left)
+        except PlanError:  # of some member, which is told when it is asked for
+            return False
+        return True
+
+    def _check_left(self, values: np.ndarray, left: Left) -> None:
+        """Look at what spans did not prove, of some members, each a column."""
+        ints, views, owned, tensors = left
         if ints.size:
             told = values[ints]
             require((told >= -(1 << 31)).all() and (told < 1 << 32).all(), "a number in more than 32 bits")
         if not tensors.size:
             return
-        sizes = np.zeros(len(self._names), np.int64)
+        sizes = np.zeros((len(self._names), values.shape[1]), np.int64)
         sizes[tensors] = self._sizes(values, tensors)
-        ends = (values[self._offsets[views]] * self._bits[views]) // 8 + sizes[views]
-        if (over := ends > sizes[self._bases[views]]).any():
+        ends = (values[self._offsets[views]] * self._bits[views, None]) // 8 + sizes[views]
+        if (over := (ends > sizes[self._bases[views]]).any(1)).any():
             raise PlanError(f"tensor {self._names[int(views[np.argmax(over)])]!r} ends behind what it lies in")
-        span = self._span(values)[self._of_map[owned]] if len(self._map_sizes) else 0
-        span = np.where(self._of_map[owned] < 0, 0, span)
+        maps = self._of_map[owned]
+        span = np.where(maps[:, None] < 0, 0, self._span(values)[maps]) if len(self._map_sizes) else 0
         require((values[self._begin[owned]] + span <= sizes[self._owner[owned]]).all(), "an address outside of what there is")
 
     def _check_all(self, values: np.ndarray) -> None:
@@ -111,9 +137,8 @@ class Bounds:
         span = np.where(self._of_map < 0, 0, self._span(values)[self._of_map]) if len(self._map_sizes) else 0
         require((begin >= 0).all() and (begin + span <= end).all(), "an address outside of what there is")
 
-    def _unproven(self, found: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-        """What does not hold at all sizes by what numbers can be: launches' integers, tensors that lie in others, addresses in
-        tensors, each by number, and the tensors that are concerned. None if more than that does not."""
+    def _unproven(self, found: Sequence[Span]) -> Left | None:
+        """What does not hold at all sizes by what numbers can be; None if more than that does not."""
         low, high, multiple = (
             np.array([*column, *(abs(n) if i == 2 else n for n in self._constants)], np.int64)
             for i, column in enumerate(zip(*found, strict=True))
@@ -179,16 +204,16 @@ class Bounds:
         return sizes
 
     def _sizes(self, values: np.ndarray, tensors: np.ndarray) -> np.ndarray:
-        """The bytes of these tensors, from their first element to their last one."""
+        """The bytes of these tensors, from their first element to their last one; of several members, each a column."""
         padded = values[self._padded[tensors]]
         ends = np.where((padded == 0).any(1), 0, 1 + ((padded - 1) * values[self._strides[tensors]]).sum(1))
-        sizes: np.ndarray = (ends * self._bits[tensors] + 7) // 8
+        sizes: np.ndarray = (ends.T * self._bits[tensors] + 7).T // 8
         return sizes
 
     def _span(self, values: np.ndarray) -> np.ndarray:
-        """The bytes that each tensor map reaches over."""
+        """The bytes that each tensor map reaches over; of several members, each a column."""
         extents = values[self._map_extents]
-        reach: np.ndarray = extents[:, 0] * self._map_sizes + ((extents[:, 1:] - 1) * values[self._map_strides]).sum(1)
+        reach: np.ndarray = (extents[:, 0].T * self._map_sizes).T + ((extents[:, 1:] - 1) * values[self._map_strides]).sum(1)
         return reach
 
 

@@ -112,7 +112,7 @@ def precision(
     for i, op in enumerate(program.ops):
         if isinstance(op, Custom) and (op.floats == "float32" or mode == "bf16"):
             choice.keep(i, f"fp32: {op.operator} takes it so")
-        elif isinstance(op, Carry):  # rounded again in each iteration, it would drift
+        elif isinstance(op, Carry) and op.role != "pick":  # rounded again in each iteration, it would drift
             choice.keep(i, f"fp32: {op.loop!r} carries it")
     for i, reason in raised.items():
         choice.keep(i, reason)

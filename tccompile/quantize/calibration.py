@@ -45,6 +45,22 @@ class Purpose:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What products in one format would cost and save, by estimates: those that read one activation, all else in floats; or all
+    that may be in it.
+
+    layers  the names of the products
+    error   of the outputs, as new inputs are expected to have it
+    saves   microseconds, of all entries together, in the mean of all generations
+    """
+
+    layers: tuple[str, ...]
+    format: str
+    error: float
+    saves: float
+
+
+@dataclass(frozen=True)
 class Chosen:
     """Which products multiply bytes, and how what they read is stored.
 
@@ -55,6 +71,7 @@ class Chosen:
     off      what outputs are off by on `runs` sets of inputs, or an estimate if there are none; by `held` of them nothing was
              chosen but what is in bytes
     times    estimates in microseconds for each generation, of all entries together: in floats, and as it is
+    costs    of everything in each format, and then of each activation's products, the largest error first
     """
 
     tensors: Mapping[str, Tensor]
@@ -66,6 +83,7 @@ class Chosen:
     runs: int
     held: int
     times: Mapping[str, tuple[float, float]]
+    costs: tuple[Cost, ...] = ()
 
     def applied(self, graph: gs.Graph) -> gs.Graph:
         """A copy of the model's rewritten graph with what is in bytes. Raises InputError if it is of another model."""
@@ -146,6 +164,8 @@ def _check(c: Calibration) -> None:
     own = [] if chosen.off.own is None else [chosen.off.own]
     times = (x for pair in chosen.times.values() for x in pair)
     _numbers("errors and times", (chosen.off.largest, chosen.off.expected, *own, *times, c.purpose.bound, *tried))
+    _numbers("errors of products", (cost.error for cost in chosen.costs))
+    _require(all(math.isfinite(cost.saves) for cost in chosen.costs), "times of products that are no numbers")
     _require({*chosen.float8} <= {*chosen.layers}, "products in bytes of floats that are in no bytes")
     _require(min(chosen.runs, chosen.held) >= 0, "a negative number of inputs")
 

@@ -10,14 +10,17 @@ within the bound. Where there is nothing to run it on, they say that, too, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.calibration import Chosen, Cost
+from tccompile.quantize.changes import Steps, changes, gains, worth_most
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -40,9 +43,7 @@ from tccompile.quantize.known import (
     stored,
 )
 from tccompile.quantize.smooth import smoothed
-
-Steps = Sequence[tuple[Collection[str], float]]
-"""The names of each step's nodes, and its time in microseconds."""
+from tccompile.rewrites.quantized import moves
 
 Times = Callable[[gs.Graph], Mapping[str, Steps]]
 """Estimates the steps of a graph on each generation."""
@@ -62,6 +63,9 @@ that is within the bound and one that is not."""
 
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
+
+ROUNDS = 2
+"""How often each activation is tried otherwise."""
 
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
@@ -116,12 +120,19 @@ class Entries:
     """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
 
     floats  what all of them take in floats, on each generation; elsewhere times are such that these are all alike
-    makers  the names of the nodes that make tensors, by the tensors' names
+    makers  the names of the nodes that make tensors, by the tensors' names; beside: of those that make or read them
     """
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
-        self.makers = {t.name: node.name for graph in graphs for node in graph.nodes for t in node.outputs}
+        self.beside: dict[str, set[str]] = {}
+        for node in (node for graph in graphs for node in graph.nodes):
+            for t in (*node.inputs, *node.outputs):
+                self.beside.setdefault(t.name, set()).add(node.name)
+        self.makers = dict[str, tuple[str, ...]]()
+        for node in chain.from_iterable(graph.nodes for graph in graphs):
+            before = (name for x in moves(node) or () for name in self.makers.get(x.name, ()))
+            self.makers |= dict.fromkeys((t.name for t in node.outputs), tuple(dict.fromkeys((node.name, *before))))
         self.floats = self.times((), {})
         mean = sum(self.floats.values()) / len(self.floats)
         self._scales = {arch: mean / total if total else 1.0 for arch, total in self.floats.items()}
@@ -172,7 +183,10 @@ def choose(
     def error(choice: Mapping[str, int]) -> float:
         return off(choice).counts
 
+    if measure is not None:
+        measure.expect(TRIES)
     whole, _ = within(found, bound, error, least)
+    whole = _changed(found, whole, least, bound, entries, error)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
@@ -195,19 +209,44 @@ def choose(
         runs,
         held,
         {arch: (before, after[arch]) for arch, before in entries.floats.items()},
+        costs(known.tried, found),
     )
     return chosen, measurements([*tried])
+
+
+def costs(tried: Sequence[Tried], found: Sequence[Timed]) -> tuple[Cost, ...]:
+    """What each format would cost and save everywhere, and for each activation, the largest error first."""
+    own, whole = list[Cost](), list[Cost]()
+    for name, ways in FORMATS.items():
+        usable = [(t, [way for way in t.activation.ways if way in ways]) for t in found]
+        choice = {t.name: min(own_ways, key=lambda way, t=t: t.times[way]) for t, own_ways in usable if own_ways}  # type: ignore[misc]
+        some = [t for t in found if t.name in choice]
+
+        def cost(of: Sequence[Timed], name: str = name, choice: Mapping[str, int] = choice) -> Cost:
+            activations = [t.activation for t in of]
+            error = estimated(tried, *predicted_by_format(activations, choice))
+            saves = sum(t.times[FLOATS] - t.times[choice[t.name]] for t in of)
+            return Cost(tuple(layer for a in activations for layer in a.layers), name, error, saves)
+
+        own += [cost([t]) for t in some]
+        whole += [cost(some)] if some else []
+    return *whole, *sorted(own, key=lambda c: (-c.error, c.layers, c.format))
 
 
 def _faster(known: Known, entries: Entries, floats: Steps, least: float) -> list[Timed]:
     """The activations each for itself, or tied where what lies between them only moves numbers, if that is estimated to be
     faster at the least price of error."""
-    alone = timed(joined(known.alone, floats), entries, floats)
+    alone = timed(joined(known.alone, floats), entries, floats, known.added)
     if not known.tied:
         return alone
-    tied = timed(joined(known.tied, floats), entries, floats)
-    took = [entries.time([t.activation for t in found], _at(found, least)) for found in (alone, tied)]
-    return alone if took[0] <= took[1] else tied
+    tied = timed(joined(known.tied, floats), entries, floats, known.added)
+    sums = {a.name: way for a in known.added for way in a.ways[1:2]}
+
+    def took(found: list[Timed]) -> float:
+        activations, choice = [*(t.activation for t in found), *known.added], _at(found, least)
+        return min(entries.time(activations, choice | more) for more in ({}, sums)[: 1 + bool(sums)])
+
+    return alone if took(alone) <= took(tied) else tied
 
 
 def joined(activations: Sequence[Activation], floats: Steps) -> list[Activation]:
@@ -235,28 +274,31 @@ def _as_one(members: Sequence[Activation]) -> Activation:
     return Activation(members[0].name, layers, tuple(hows), ways, tuple(squares))
 
 
-def timed(activations: Sequence[Activation], entries: Entries, floats: Steps) -> list[Timed]:
-    """The activations with estimates of what their steps take for each way to store them."""
+def timed(activations: Sequence[Activation], entries: Entries, floats: Steps, added: Sequence[Activation] = ()) -> list[Timed]:
+    """The activations with estimates of what their steps take for each way to store them. Results that are only added to others
+    are then stored in the same way, where they may be: what makes such a one, and the sum, may be one launch."""
     by_way = [share_out(floats, activations, dict.fromkeys((a.name for a in activations), FLOATS), entries.makers)]
     for way in WAYS[1:]:
         likely = {a.name: next((w for w in (way, WITHOUT_ALL.get(way)) if w in a.ways), FLOATS) for a in activations}
         some = any(way in a.ways for a in activations)
-        by_way.append(share_out(entries.steps(activations, likely), activations, likely, entries.makers) if some else by_way[0])
+        sums = {a.name: way for a in added if way in a.ways}
+        steps = entries.steps([*activations, *added], likely | sums) if some else ()
+        by_way.append(share_out(steps, activations, likely, entries.makers) if some else by_way[0])
     return [Timed(a, tuple(times[a.name] for times in by_way)) for a in activations]
 
 
 def share_out(
-    steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int], makers: Mapping[str, str]
+    steps: Steps, activations: Sequence[Activation], choice: Mapping[str, int], makers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """Each step's time as that of the activations which it multiplies, or else makes, quantizes or reads: by their names.
 
-    makers  the nodes that make tensors, by name: a norm, say, takes its time whether it stores bytes or floats
+    makers  the nodes that make each tensor, by its name: a norm, say, takes its time whether it stores bytes or floats
     """
     times = dict.fromkeys((a.name for a in activations), 0.0)
     multiplies = {layer: a.name for a in activations for layer in a.layers}
     multiplies |= {f"{layer}/{op}": name for layer, name in multiplies.items() for op in ("ConvInteger", "MatMulInteger")}
     stores = {node: a.name for a in activations for t in a.how[choice[a.name]] for node in (quantize_of(t), dequantize_of(t))}
-    stores |= {makers[t]: a.name for a in activations for how in a.how for t in how if t in makers}
+    stores |= {node: a.name for a in activations for how in a.how for t in how for node in makers.get(t, ())}
     for nodes, time in steps:
         owners = {multiplies[n] for n in nodes if n in multiplies} or {stores[n] for n in nodes if n in stores}
         for name in owners:
@@ -278,6 +320,25 @@ def _fastest(
         if took < min(least, limit):
             best, least = some, took
     return best, least
+
+
+def _changed(
+    found: Sequence[Timed], choice: dict[str, int], least: float, bound: float, entries: Entries, error: Error
+) -> dict[str, int]:
+    """A choice with single activations stored otherwise, as often as that makes the model faster and the error is within the
+    bound."""
+    activations, squares = [t.activation for t in found], {t.name: t.activation.squares for t in found}
+    fastest = {t.name: min(t.activation.ways, key=lambda way: t.times[way] if way else math.inf) for t in found}
+    for _ in range(ROUNDS if any(choice.values()) else 0):
+        before = entries.steps(activations, choice)
+        every = changes(activations, choice, fastest, before, entries.beside)
+        gained = gains(every, choice, before, partial(entries.steps, activations))
+        costs = (least * (squares[c.name][c.way] - squares[c.name][choice[c.name]]) for c, _ in gained)
+        tried = choice | worth_most([(c, less - cost) for (c, less), cost in zip(gained, costs, strict=True)])
+        if tried == choice or entries.time(activations, tried) >= sum(time for _, time in before) or not error(tried) <= bound:
+            break
+        choice = tried
+    return choice
 
 
 def _with_sums(

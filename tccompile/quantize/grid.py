@@ -6,6 +6,8 @@ is won by cutting off, nor by a zero point.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,9 +101,20 @@ def grid_of(sample: np.ndarray, float8: bool = False, centred: bool = False) -> 
     return shifted if shifted.error**2 < BETTER * symmetric.error**2 else symmetric
 
 
-def weight_error(rows: np.ndarray, float8: bool = False) -> float:
-    """What rounding weights to bytes moves them by, relative to them: the root mean square over all rows."""
-    scale = (float8_scales(rows) if float8 else byte_scales(rows))[:, None]
-    off = (to_float8(rows, scale) if float8 else np.clip(np.rint(rows / scale), -127, 127) * scale) - rows
-    size = float(np.square(rows, dtype=np.float64).sum())
-    return float(np.sqrt(np.square(off, dtype=np.float64).sum() / size)) if size else 0.0
+BLOCK = 1 << 20
+"""Weights that are rounded at a time."""
+
+
+def weight_error(rows: np.ndarray, float8: bool = False, rounded: Callable[[int], object] = lambda count: None) -> float:
+    """What rounding weights to bytes moves them by, relative to them: the root mean square over all rows.
+
+    rounded  called with how many more weights are rounded, now and then
+    """
+    size = moved = 0.0
+    for part in np.array_split(rows, max(rows.size // BLOCK, 1)):
+        scale = (float8_scales(part) if float8 else byte_scales(part))[:, None]
+        off = (to_float8(part, scale) if float8 else np.clip(np.rint(part / scale), -127, 127) * scale) - part
+        size += float(np.square(part, dtype=np.float64).sum())
+        moved += float(np.square(off, dtype=np.float64).sum())
+        rounded(part.size)
+    return math.sqrt(moved / size) if size else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -10,9 +11,12 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from tccompile.errors import InputError
-from tccompile.load.constants import Weight, derived, literal
+from tccompile.ir.reference import Kept
+from tccompile.ir.weights import TRANSFORMS, Literal, byte_scales, transform
+from tccompile.load.constants import Weight, derived, held, literal, recipe_of
 from tccompile.quantize.grid import Grid
 from tccompile.quantize.products import Layer, products
+from tccompile.quantize.ticks import Ticks
 from tccompile.rewrites.rule import Editor
 
 
@@ -31,8 +35,21 @@ class Tensor:
     tied: bool = False
 
 
+BLOCK = 1 << 20
+"""Weights that are rounded before it is told how far that is: a second of work at most."""
+
+
 class Rounded(dict[tuple[str, bytes], tuple[Weight, Weight]]):
-    """A model's weights in bytes and their scales, by their names and the means of what they multiply: rounding takes long."""
+    """A model's weights in bytes and their scales, by their names and the means of what they multiply: rounding takes long.
+
+    kept   what the recipes of these make
+    ticks  is told how much is rounded
+    """
+
+    def __init__(self, ticks: Ticks | None = None) -> None:
+        super().__init__()
+        self.kept: Kept = {}
+        self.ticks = ticks or Ticks(lambda done, total: None)
 
 
 def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:
@@ -67,7 +84,7 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor, weights: Rounded) -> None:
     node, w = layer.node, layer.weights
     key = w.name, x.means.tobytes()
     if key not in weights:
-        weights[key] = _rounded(layer, x)
+        weights[key] = _rounded(layer, x, weights)
     whole, scales = weights[key]
     stored = edit.named(whole.copy(), f"{w.name}/bytes")
     scales = edit.named(scales.copy(), f"{w.name}/scale")
@@ -80,11 +97,22 @@ def _in_bytes(edit: Editor, layer: Layer, x: Tensor, weights: Rounded) -> None:
     )
 
 
-def _rounded(layer: Layer, x: Tensor) -> tuple[Weight, Weight]:
+def _rounded(layer: Layer, x: Tensor, weights: Rounded) -> tuple[Weight, Weight]:
+    """A layer's weights in bytes, and their scales, which are also `kept`."""
     turned, w = layer.columns != 0, layer.weights
-    rows = derived("", "transpose", w, axes=(1, 0)) if turned else w
-    scales = derived("", "byte_scales", rows)
-    whole = derived("", "in_bytes", rows, scales, x.means.astype(np.float32))
+    rows, means = derived("", "transpose", w, axes=(1, 0)) if turned else w, x.means.astype(np.float32)
+    values, parts = held(rows), list[tuple[np.ndarray, np.ndarray]]()
+    whole_groups = len(means) > math.prod(values.shape[1:2])  # each group of rows has means of its own
+    step = len(values) if whole_groups else max(BLOCK * len(values) // max(values.size, 1), 1)
+    for i in range(0, len(values), step):
+        part = values[i : i + step]
+        own = byte_scales(part)
+        parts.append((own, TRANSFORMS["in_bytes"](part, own, means)))
+        weights.ticks.rounded(part.size)
+    found = [np.concatenate(of) for of in zip(*parts, strict=True)]
+    scales = Weight("", found[0], transform("byte_scales", recipe_of(rows)))
+    whole = Weight("", found[1], transform("in_bytes", recipe_of(rows), scales.recipe, Literal(means)))
+    weights.kept |= {id(made.recipe): (made.recipe, held(made)) for made in (scales, whole)}
     return derived("", "transpose", whole, axes=(1, 0)) if turned else whole, scales
 
 

@@ -24,6 +24,7 @@ from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
 from tccompile.quantize.products import IN_FLOATS, OPS, Attended, Layer, attentions, layers, products
 from tccompile.quantize.smooth import factors, smoothed
+from tccompile.quantize.ticks import Ticks
 from tccompile.quantize.ties import begins, ties
 from tccompile.rewrites import tidy
 from tccompile.rewrites.quantized import moves
@@ -96,7 +97,8 @@ class Known:
     """What runs of a network have shown.
 
     alone   its activations each for itself, and `tied`, those with one scale as one where that is possible, else none
-    added   results of products that only sums with results of others read
+    added   what no product reads: results of products that only sums with results of others read, and what is joined of results
+            and read by ops of single elements
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
     long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
@@ -175,34 +177,36 @@ def find(
     formats  those in which everything is run, to see how far off estimates are; what is known is of all
     metric   measures choices in place of the relative error
     """
-    program = lower(graph)
+    program, ticks = lower(graph), Ticks(progress)
     seen = runs[: len(runs) - held(len(runs))]
-    first, total = seen[:WATCHED], len(program.ops) * (len(seen) + WATCHED)
-    begun = observe(program, first, sources, _channels(layers(graph)[0]), lambda done: progress(done, total))
+    first = seen[:WATCHED]
+    ticks.expect(len(program.ops) * (len(seen) + WATCHED + len(tested(runs)) * (1 + len(formats))))
+    begun = observe(program, first, sources, _channels(layers(graph)[0]), ticks.tick)
     smooth = factors(graph, begun.values)
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
     attended, refused = attentions(graph, {layer.x.name for layer in found})
-    ran = len(program.ops) * len(first)
     added = _added(graph)
     wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found) | _channels(attended)
-    observed = observe(lower(graph), seen, sources, wanted, lambda done: progress(ran + done, total), begun.gains)
+    observed = observe(lower(graph), seen, sources, wanted, ticks.tick, begun.gains)
     by_name = _by_name(found, observed, floats)
-    alone = [_activation(graph, name, own, observed) for name, own in by_name.items()]
+    alone = [_activation(graph, name, own, observed, ticks) for name, own in by_name.items()]
     alone += [a for one in attended if (a := _attention(one, observed, refused)) is not None]
-    tied, left = [], {a.name: a for a in alone}
+    tied, left, joined = [], {a.name: a for a in alone}, list[Activation]()
     for members in ties(graph, observed.values, HEAVY):
         operands = [left.pop(t.name) for t in members if t.name in left]
         if operands:
             tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
+        elif any(n.op == "Concat" for t in members for n in t.inputs) and all(_is_usable(observed, t.name) for t in members):
+            joined.append(_joined(members, observed))
     long = {layer.name: why for layer in found if (why := layer.not_in_integers) is not None}
     long |= {one.name: IN_FLOATS for one in attended}
     no_float8 = {layer.name: why for layer in found if (why := layer.not_in_float8) is not None}
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, sums, smooth, floats | refused, long, no_float8, ())
-    measure = Measure(graph, runs, sources, metric)
+    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, ())
+    measure = Measure(graph, runs, sources, metric, ticks)
     tried = list[Tried]()
     for name in formats:
         some = known.within([graph], (), (name,)).alone
@@ -240,30 +244,49 @@ class Off:
         """What is held to the bound."""
         return self.expected if self.own is None else self.own
 
+    @property
+    def margin(self) -> float:
+        """How many times as far off as the worst of the inputs new ones are expected to be; 1 by the user's own metric."""
+        return self.expected / self.largest if self.largest and self.own is None else 1.0
+
 
 class Measure:
     """Runs a graph, whose channels are smoothed, with some in bytes beside float32.
 
-    runs  how many sets of inputs it is run on; of these, `held` were held back from calibration
+    runs   how many sets of inputs it is run on; of these, `held` were held back from calibration
+    ticks  counts ops that are run, and weights that are rounded
     """
 
     def __init__(
-        self, graph: gs.Graph, runs: Sequence[Feeds], sources: Mapping[str, np.ndarray], metric: Metric | None = None
+        self,
+        graph: gs.Graph,
+        runs: Sequence[Feeds],
+        sources: Mapping[str, np.ndarray],
+        metric: Metric | None,
+        ticks: Ticks,
     ) -> None:
-        self._graph, self._test, self._sources, self.metric = graph, tested(runs), sources, metric
-        self._exact, self._weights = outputs(lower(graph), self._test, sources), Rounded()
+        self._graph, self._test, self._sources, self.metric, self.ticks = graph, tested(runs), sources, metric, ticks
+        self._weights, self._ops = Rounded(ticks), len(lower(graph).ops)
+        self._exact = self._outputs(graph)
         self._known: dict[Hashable, Off] = {}
         self.runs, self.held = len(self._test), held(len(runs))
+
+    def expect(self, times: int) -> None:
+        """So many choices may be run."""
+        self.ticks.expect(times * self._ops * self.runs)
 
     def of(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Off:
         """What outputs are off by with these tensors in bytes and these layers multiplying them."""
         what = frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
         if what not in self._known:
-            got = outputs(lower(made(self._graph, tensors, names, self._weights)), self._test, self._sources)
+            got = self._outputs(made(self._graph, tensors, names, self._weights))
             errors = [max((relative_error(o[n], e[n]) for n in e), default=0.0) for o, e in zip(got, self._exact, strict=True)]
             own = None if self.metric is None else self.metric(got, self._exact, self._test)
             self._known[what] = Off(float(np.max(errors)), expected(errors), own)
         return self._known[what]
+
+    def _outputs(self, graph: gs.Graph) -> list[dict]:
+        return outputs(lower(graph), self._test, self._sources, self._weights.kept, self.ticks.tick)
 
 
 def made(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:
@@ -358,20 +381,32 @@ def _sum(observed: Observed, name: str) -> Activation:
     values = observed.values[name]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.likely(), float8), values.means, shared=True, tied=True)
+        one = Tensor(grid_of(values.likely(float8), float8), values.means, shared=True, tied=True)
         how += [{}, {name: one}]
         squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
     return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
 
 
-def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed) -> Activation:
+def _joined(members: list[gs.Tensor], observed: Observed) -> Activation:
+    """What only ops of single elements read, as one with what it is joined of."""
+    seen = [observed.values[t.name] for t in members]
+    sample, how, squares = np.concatenate([v.likely() for v in seen]), list[Mapping[str, Tensor]]([{}]), [0.0]
+    for float8 in (False, True):
+        grid = grid_of(sample, float8)
+        how += [{}, {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}]
+        moved = ((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
+        squares += [0.0, sum(moved)]
+    return Activation(members[0].name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
+
+
+def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, ticks: Ticks) -> Activation:
     values, gains = observed.values[name], [_gain(observed, layer.node.outputs[0].name) for layer in own]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for float8 in (False, True):
-        one = Tensor(grid_of(values.likely(), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
+        one = Tensor(grid_of(values.likely(float8), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
         rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
-        by_weights = sum((g * weight_error(rows, float8)) ** 2 for g, rows in rounded)
+        by_weights = sum((g * weight_error(rows, float8, ticks.rounded)) ** 2 for g, rows in rounded)
         rounding = _rounding(values, one.grid) ** 2
         as_operand = sum(g**2 for g in gains) * rounding
         whole = _gain(observed, name) ** 2 * rounding
@@ -388,7 +423,7 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
     how, moved = dict[str, Tensor](), (_gain(observed, one.node.outputs[0].name) * WEIGHTS_OFF) ** 2
     for name in one.reads:
         values = observed.values[name]
-        how[name] = Tensor(grid_of(values.likely(), float8=True), values.means, shared=False)
+        how[name] = Tensor(grid_of(values.likely(float8=True), float8=True), values.means, shared=False)
         moved += (_gain(observed, name) * _rounding(values, how[name].grid)) ** 2
     ways = [how if way == FLOAT8_OPERANDS else {} for way in WAYS]
     squares = tuple(moved if way == FLOAT8_OPERANDS else 0.0 for way in WAYS)
@@ -398,9 +433,9 @@ def _attention(one: Attended, observed: Observed, refused: dict[str, str]) -> Ac
 def _tied(members: list[gs.Tensor], operands: list[Activation], own: list[Layer], observed: Observed) -> Activation:
     """Several as one: with one grid where all that reads them reads bytes, and each with its own where only products do."""
     seen = [observed.values[t.name] for t in members]
-    sample = np.concatenate([v.likely() for v in seen])
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
     for way in (OPERANDS, FLOAT8_OPERANDS):
+        sample = np.concatenate([v.likely(way == FLOAT8_OPERANDS) for v in seen])
         grid = grid_of(sample, way == FLOAT8_OPERANDS, any(layer.depthwise for layer in own))
         moved = sum((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
         alone = sum(a.squares[way] for a in operands)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
 
 import numpy as np
 
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
-from tccompile.ir.reference import evaluate, rounded_before
+from tccompile.ir.reference import Kept, evaluate, rounded_before
 from tccompile.ir.storage import nearest
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.precision.sensitivity import Sensitivity
@@ -18,8 +17,12 @@ from tccompile.precision.sensitivity import Sensitivity
 SAMPLE = 1 << 17
 """Elements of a tensor that are looked at one by one, spread over all runs; the least and the greatest are sought among all."""
 
-FAR, MOST = 2.5, 2.0
-"""How many standard deviations beyond the mean new inputs are looked for, and how many times the largest seen, at most."""
+FAR, MOST = 4.0, 4.0
+"""How many standard deviations beyond the mean new inputs are looked for, and how many times the largest seen, at most: of a
+network's tensors, some one meets what is rare for each in a few of 100 inputs."""
+
+OTHERS = 4
+"""How many degrees of freedom the other tensors' spreads are worth to a tensor's own, which few runs tell little of."""
 
 WATCHED = 2
 """Runs in which what moves the outputs is measured, which takes as long again, and by which channels are smoothed."""
@@ -33,12 +36,14 @@ class Values:
     channels  the axis that channels go along
     each      how many elements of a run are sampled
     largest   the greatest magnitude of each run
+    room      how many times the largest of these new inputs' may be
     """
 
     channels: int
     each: int
     sample: list[np.ndarray] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
+    room: float = 1.0
     low: float = np.inf
     high: float = -np.inf
     sums: np.ndarray | float = 0.0
@@ -73,23 +78,34 @@ class Values:
         """The sample, with the least and the greatest of all values."""
         return np.concatenate([*self.sample, np.array([self.low, self.high], np.float32)])
 
-    def likely(self) -> np.ndarray:
+    def likely(self, float8: bool = False) -> np.ndarray:
         """The same, and the run of the greatest values, as much larger as new inputs may make them: a grid has room for these if
-        runs differ."""
-        more = room(self.largest)
+        runs differ. To floats of 8 bits room costs nothing, since their steps grow with the numbers."""
+        more = MOST if float8 else self.room
         if more == 1.0:
             return self.all()
         most = self.sample[int(np.argmax(self.largest))]
         return np.concatenate([self.all(), more * most, more * np.array([self.low, self.high], np.float32)])
 
 
-def room(largest: Sequence[float]) -> float:
-    """How many times the largest of some runs' greatest magnitudes new inputs' may be, if their logarithms are normal numbers."""
-    logs = np.log([x for x in largest if x > 0])
-    if len(logs) < 2:
-        return 1.0
-    beyond = logs.mean() + FAR * logs.std(ddof=1) - logs.max()
-    return float(np.exp(np.clip(beyond, 0.0, np.log(MOST))))
+def rooms(largest: Sequence[Sequence[float]]) -> list[float]:
+    """How many times the largest of some runs' greatest magnitudes new inputs' may be, for each tensor of a network.
+
+    Logarithms of these magnitudes are taken as normal numbers. What varies in one input often varies in all tensors, and few runs
+    tell little of how much. So a tensor's variance is put together with the mean of all. What is the same number in every run is
+    what something is cut off at, and is not exceeded.
+    """
+    logs = [np.log([x for x in own if x > 0]) for own in largest]
+    variances = [float(own.var(ddof=1)) if len(own) > 1 and np.ptp(own) else None for own in logs]
+    mean = float(np.mean([v for v in variances if v is not None] or [0.0]))
+    found = []
+    for own, variance in zip(logs, variances, strict=True):
+        count, beyond = len(own), 0.0
+        if variance is not None:
+            together = (OTHERS * mean + (count - 1) * variance) / (OTHERS + count - 1)
+            beyond = own.mean() + FAR * np.sqrt(together * (1 + 1 / count)) - own.max()
+        found.append(float(np.exp(np.clip(beyond, 0.0, np.log(MOST)))))
+    return found
 
 
 @dataclass(frozen=True)
@@ -109,20 +125,20 @@ def observe(
     runs: Collection[Mapping[str, np.ndarray]],
     sources: Mapping[str, np.ndarray],
     wanted: Mapping[str, int],
-    progress: Callable[[int], object],
+    done: Callable[[], None],
     gains: Mapping[str, float] | None = None,
 ) -> Observed:
     """Run a program that is not fused on inputs, in float32.
 
     sources   the model's weights by name
     wanted    tensors by name, and which of their axes is that of their channels
-    progress  called with how many ops have run
+    done      called after each op
     gains     where they are known, they are not measured
     """
     values: dict[str, Values] = {}
     wrong = set[str]()
     put_together = wanted.keys() - {*program.inputs, *(op.y for op in program.ops)}  # of parts, by several ops
-    sensitivity, done, each = Sensitivity(program, steady=False), count(1), max(SAMPLE // len(runs), 1)
+    sensitivity, each = Sensitivity(program, steady=False), max(SAMPLE // len(runs), 1)
 
     def see(name: str, y: np.ndarray) -> None:
         if name in wanted and y.size:
@@ -138,7 +154,7 @@ def observe(
             left.remove(name)
         if gains is None:
             sensitivity.observe(op, read, acc, y)
-        progress(next(done))
+        done()
 
     with np.errstate(all="ignore"):
         for feeds in runs:
@@ -149,7 +165,10 @@ def observe(
     if gains is None:
         by_storage = sensitivity.gains()
         gains = {name: by_storage[t.storage] for name, t in program.tensors.items() if t.storage in by_storage}
-    return Observed({name: v for name, v in values.items() if name not in wrong}, dict(gains))
+    values = {name: v for name, v in values.items() if name not in wrong}
+    for v, room in zip(values.values(), rooms([v.largest for v in values.values()]), strict=True):
+        v.room = room
+    return Observed(values, dict(gains))
 
 
 class _InFloat8(Attention):
@@ -163,10 +182,19 @@ def _rounds(op: Attention) -> Attention:
     return _InFloat8(**{f.name: getattr(op, f.name) for f in fields(op)})
 
 
-def outputs(program: Program, runs: Collection[Mapping[str, np.ndarray]], sources: Mapping[str, np.ndarray]) -> list[dict]:
-    """What a program computes from each set of inputs, in float32; weights of attention in E4M3 are rounded to it."""
-    program = rounded_before(program, sources)
+def outputs(
+    program: Program,
+    runs: Collection[Mapping[str, np.ndarray]],
+    sources: Mapping[str, np.ndarray],
+    kept: Kept | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[dict]:
+    """What a program computes from each set of inputs, in float32; weights of attention in E4M3 are rounded to it.
+
+    kept  weights that were rounded before; done, called after each op
+    """
+    program = rounded_before(program, sources, kept)
     ops = (_rounds(op) if isinstance(op, Attention) and program.tensors[op.q].dtype in FLOAT8 else op for op in program.ops)
     program = replace(program, ops=tuple(ops))
     with np.errstate(all="ignore"):
-        return [evaluate(program, feeds, sources) for feeds in runs]
+        return [evaluate(program, feeds, sources, lambda *_: done()) for feeds in runs]

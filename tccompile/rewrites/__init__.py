@@ -19,6 +19,7 @@ from tccompile.rewrites import (
     movement,
     normalization,
     pad,
+    parts,
     pixel_shuffle,
     quantized,
     rotary,
@@ -48,11 +49,13 @@ REWRITES: tuple[Rewrite, ...] = (
     *pad.REWRITES,
     *upsample.REWRITES,
     *conv_transpose.REWRITES,
+    *parts.REWRITES,
 )
 """In the order in which they are tried at a node."""
 
-LATE: tuple[Rewrite, ...] = (*upsample.REWRITES, *conv_transpose.REWRITES)
-"""Those that wait until no other applies: scales and shifts find their way into a convolution before it is split."""
+LATE: tuple[Rewrite, ...] = (*upsample.REWRITES, *conv_transpose.REWRITES, *parts.REWRITES)
+"""Those that wait until no other applies: scales and shifts find their way into a convolution before it is split, and what
+is many nodes of the model becomes one before parts are taken ahead of it."""
 
 
 def rewrite(graph: gs.Graph, applied: Applied | None = None) -> gs.Graph:

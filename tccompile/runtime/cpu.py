@@ -6,7 +6,7 @@ padding. It needs no code of the section's generation, so it runs any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from tccompile.errors import DeviceError, InputError, LaunchError, VerificationError
+from tccompile.ir.branches import picked, taken
 from tccompile.ir.loops import in_turn
 from tccompile.ir.ops import Custom, Op
 from tccompile.ir.ops.custom import Meaning, meaning, meaning_of, meanings
@@ -202,8 +203,7 @@ class CpuEngine:
         for name in self.program.outputs:
             memory[name] = np.empty(tensors[name].span, tensors[name].dtype.numpy)
         times += [0.0] * len(self.section.steps)
-        order = [step.op for step in self.section.steps]
-        for i in in_turn(self.program, lambda body: bool(self._elements(body.going).item()), order=order):
+        for i in self._in_turn():
             begin = perf_counter()
             op = self.program.ops[i]
             if self.check_padding:
@@ -224,12 +224,22 @@ class CpuEngine:
             times[i] += (perf_counter() - begin) * 1e6
         return {name: memory.pop(name).reshape(tensors[name].shape) for name in self.program.outputs}
 
+    def _in_turn(self) -> Iterator[int]:
+        """The numbers of ops as they run: those of branches only if these are taken."""
+
+        def says(name: str) -> bool:
+            return bool(self._elements(name).item())
+
+        order = [step.op for step in self.section.steps]
+        turns = in_turn(self.program, lambda body: says(body.going), order=order)
+        return turns if order != sorted(order) else taken(self.program, turns, says)
+
     def _elements(self, name: str) -> np.ndarray:
         tensor = self.program.tensors[name]
         return elements(self._memory[tensor.storage], tensor)
 
     def _check_padding(self, op: Op) -> None:
-        for name in op.inputs:
+        for name in picked(op, lambda name: bool(self._elements(name).item())):
             tensor = self.program.tensors[name]
             padding = elements(self._memory[tensor.storage], tensor, tensor.padded).copy()
             padding[tuple(slice(n) for n in tensor.shape)] = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from threading import Lock, local
@@ -26,12 +26,15 @@ class DriverError(LaunchError):
         self.status = status
 
 
+Native = Callable[..., int]
+
+
 class Driver:
     """cuda.bindings.driver, whose functions raise DriverError instead of returning a status, and return the bare result."""
 
     def __init__(self, api: Any):
         self.api = api
-        self._native: dict[str, Callable[..., None]] = {}
+        self._native: dict[str, Native] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.api, name)
@@ -48,18 +51,22 @@ class Driver:
         setattr(self, name, checked)
         return checked
 
-    def native(self, name: str) -> Callable[..., None]:
-        """A function of CUDA 12.0 where it lies in memory, which takes ctypes' values: for calls that must not take long."""
+    def native(self, name: str) -> Native:
+        """A function of CUDA 12.0 where it lies in memory, which takes ctypes' values: for calls that must not take long.
+
+        It gives a status: see `native_calls`.
+        """
         if name not in self._native:
             address, _ = self.cuGetProcAddress(name.encode(), 12000, 0)
-            found = ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
-
-            def checked(*args: Any) -> None:
-                if status := found(*args):
-                    raise DriverError(name, getattr(self.api.CUresult(status), "name", str(status)))
-
-            self._native[name] = checked
+            self._native[name] = ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
         return self._native[name]
+
+    def native_calls(self, name: str, calls: Iterable[Sequence[Any]]) -> None:
+        """Call such a function with each of these arguments. Raises DriverError."""
+        function = self.native(name)
+        for args in calls:
+            if status := function(*args):
+                raise DriverError(name, getattr(self.api.CUresult(status), "name", str(status)))
 
     def start_early(self, graph: Any, before: list[Any], node: Any) -> None:
         """Put a kernel node of a graph after others; it may start when all their blocks have let it, or have ended."""

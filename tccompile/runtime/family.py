@@ -17,7 +17,7 @@ import numpy as np
 from tccompile.ir.program import Count
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
-from tccompile.plan.formulas import Slot, computed, filler, integers
+from tccompile.plan.formulas import Slot, filler
 from tccompile.plan.members import Bounds, io_of
 from tccompile.runtime.driver import Handle, Memory
 from tccompile.runtime.engine import RECENT
@@ -89,8 +89,8 @@ class GpuFamily:
 
     def member(self, sizes: Sequence[int]) -> Member:
         """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
-        numbers = computed(self.family.formulas, sizes)
-        ints = integers(numbers)
+        numbers = self._bounds.formulas.at(sizes)
+        ints = self._bounds.formulas.integers(numbers)
         self._bounds.check(ints)
         instance, table = self._spares[-1]
         graph = self.loaded.graph

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tccompile.errors import LaunchError, VerificationError
+from tccompile.ir.branches import taken
 from tccompile.ir.loops import in_turn
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
@@ -398,7 +399,10 @@ class GpuEngine:
             given = {n: left_out[n] if n in left_out else self._elements(n, addresses) for n in op.inputs}
             return compute(op, self.program, given)
 
-        for i in in_turn(self.program, lambda body: bool(self._elements(body.going, addresses).item())):
+        def says(name: str) -> bool:
+            return bool(self._elements(name, addresses).item())
+
+        for i in taken(self.program, in_turn(self.program, lambda body: says(body.going)), says):
             step, op = self.section.steps[i], self.program.ops[i]
             y = tensors[op.y]
             if step.launches:

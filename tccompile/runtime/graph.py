@@ -16,7 +16,7 @@ from tccompile.ir.extent import round_up
 from tccompile.plan.format import Address, Float, Int, Map, PlacedLaunch, PlanArg, Section, Step
 from tccompile.plan.rules import GRID
 from tccompile.runtime.driver import Device, Driver, DriverError, Handle
-from tccompile.runtime.loops import LOOP_DRIVER, UNROLLED, Placed, While
+from tccompile.runtime.loops import LOOP_DRIVER, UNROLLED, Conditional, Placed
 
 EARLY_DRIVER = 12030
 """The first driver whose graphs have programmatic edges."""
@@ -91,12 +91,11 @@ class Numbers:
         self.values, self.shapes = values, shapes
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
         self.start: int = self._pointers.ctypes.data
-        self._rows: list[list[int]] = shapes.tolist()
 
     def told(self, number: int, node: Node) -> Any:
         """The parameters of the node of that number."""
         params = node.params
-        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self._rows[number]
+        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self.shapes[number].tolist()
         params.gridDimX = min(x, node.most) if node.launch.cooperative else x
         params.kernelParams = self.start + 8 * node.first
         return params
@@ -114,7 +113,7 @@ class LaunchGraph:
     maps       where tensor maps lie, of all arguments that are some, in order; `map_places`, these arguments' places
     rooms      the most shared memory that launches of each code have
     where      names a launch for people
-    loops      those steps that are a loop's body
+    parts      those steps that are a loop's body, or a branch
     once       whether it is instantiated once: the driver takes a graph with while nodes only once
     uses       of each input and output
     Raises LaunchError, which names the node, if the driver refuses it; PlanError for arguments that its code does not take.
@@ -130,7 +129,7 @@ class LaunchGraph:
         maps: Sequence[int],
         rooms: Mapping[int, int],
         where: Callable[[Step, PlacedLaunch], str],
-        loops: Sequence[Placed] = (),
+        parts: Sequence[Placed] = (),
         once: bool = True,
     ):
         self.device, self.where = device, where
@@ -140,7 +139,8 @@ class LaunchGraph:
         self._of_step: list[list[int]] = []  # the numbers of its nodes
         with device as cu:
             self._graph = Handle(device, cu.cuGraphCreate(0), "cuGraphDestroy")
-            self._while = While(device) if loops and once and device.driver_version >= LOOP_DRIVER else None
+            self._conditional = Conditional(device) if parts and once and device.driver_version >= LOOP_DRIVER else None
+            self._parts = [part for part in parts if part.most or self._conditional is not None]
             for step in section.steps:
                 self._of_step.append([])
                 for launch in step.launches:
@@ -154,7 +154,7 @@ class LaunchGraph:
                     self._of_step[-1].append(len(self.nodes))
                     self.nodes.append(Node(device, cu, step, launch, function, first, rooms[launch.image]))
             self.numbers = self._numbers(address, iter(maps))
-            self._add_all(cu, section, {loop.first: loop for loop in loops})
+            self._add_steps(cu, self._graph.value, section, range(len(section.steps)), [], None)
         self.handles = [[ctypes.c_void_p(int(handle)) for handle in node.handles] for node in self.nodes]
         self._told = np.zeros(len(self.nodes), TOLD)
         self._told["func"] = [int(node.params.func) for node in self.nodes]
@@ -170,18 +170,31 @@ class LaunchGraph:
         told["params"] = numbers.start + 8 * self._first
         return told
 
-    def _add_all(self, cu: Driver, section: Section, loops: Mapping[int, Placed]) -> None:
-        """Puts nodes into the graph, step by step."""
-        last: list[list[End]] = []  # of each step
-        while len(last) < len(section.steps):
-            loop = loops.get(len(last))
-            steps = section.steps[len(last) : loop.last + 1 if loop else len(last) + 1]
-            before = [end for step in steps for s in step.after if s < len(last) for end in last[s]]
-            before = list({int(node): (node, launched) for node, launched in before}.values())
-            if loop is None:
-                last.append(self._add(cu, self._graph.value, len(last), before))
-            else:
-                last += [self._add_loop(cu, section, loop, before)] * len(steps)
+    def _add_steps(
+        self, cu: Driver, graph: Any, section: Section, steps: range, before: list[End], inside: Placed | None
+    ) -> list[End]:
+        """Puts steps into a graph, those that come after no other of them after what is `before`: what ends the last one.
+
+        inside  the part that they are
+        """
+        ends: dict[int, list[End]] = {}
+        made = before
+        at = steps.start
+        while at < steps.stop:
+            part = self._part(at, inside)
+            own = range(at, part.last + 1 if part else at + 1)
+            waits = {s for step in own for s in section.steps[step].after} | ({part.by} if part else set())
+            found = [end for s in sorted(waits) if steps.start <= s < at for end in ends[s]]
+            after = list({int(node): (node, launched) for node, launched in found}.values()) or before
+            made = self._add(cu, graph, at, after) if part is None else self._add_part(cu, graph, section, part, after)
+            ends.update(dict.fromkeys(own, made))
+            at = own.stop
+        return made
+
+    def _part(self, step: int, inside: Placed | None) -> Placed | None:
+        """The largest part that begins with a step, of those in another one."""
+        found = [part for part in self._parts if part.first == step and (inside is None or inside.holds(part))]
+        return max(found, key=lambda part: part.last, default=None)
 
     def _add(self, cu: Driver, graph: Any, step: int, before: list[End]) -> list[End]:
         """A step's launches, one after the other: what ends it."""
@@ -197,35 +210,29 @@ class LaunchGraph:
             before = [(handle, True)]
         return before
 
-    def _add_loop(self, cu: Driver, section: Section, loop: Placed, before: list[End]) -> list[End]:
-        """A while node with the loop's body, or the body as often as it may run: what ends it."""
-        if self._while is None:
-            count = loop.most * sum(len(own) for own in self._of_step[loop.first : loop.last + 1])
+    def _add_part(self, cu: Driver, graph: Any, section: Section, part: Placed, before: list[End]) -> list[End]:
+        """A conditional node with a loop's body or a branch, or a loop's body as often as it may run: what ends it."""
+        steps = range(part.first, part.last + 1)
+        if self._conditional is None:
+            count = part.most * sum(len(own) for own in self._of_step[part.first : part.last + 1])
             if count > UNROLLED:
                 version = f"{self.device.driver_version // 1000}.{self.device.driver_version % 1000 // 10}"
                 raise LaunchError(
-                    f"a loop of up to {loop.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer, and a plan "
+                    f"a loop of up to {part.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer, and a plan "
                     f"for fixed shapes: the driver of {self.device} is of CUDA {version}; say fewer iterations by --limit"
                 )
-            for _ in range(loop.most):
-                before = self._add_body(cu, self._graph.value, section, loop, before)
+            for _ in range(part.most):
+                before = self._add_steps(cu, graph, section, steps, before, part)
             return before
         try:
-            node, body, told = self._while.begin(cu, self._graph.value, [end for end, _ in before], loop.going)
-            ends = self._add_body(cu, body, section, loop, [])
-            self._while.end(cu, body, [end for end, _ in ends], loop.going, told)
+            node, body, told = self._conditional.begin(cu, graph, [end for end, _ in before], part)
+            ends = self._add_steps(cu, body, section, steps, [], part)
+            if part.most:
+                self._conditional.end(cu, body, [end for end, _ in ends], part, told)
         except DriverError as error:
-            raise LaunchError(f"the loop of steps {loop.first} to {loop.last}: {error}") from error
+            what = "loop" if part.most else "branch"
+            raise LaunchError(f"the {what} of steps {part.first} to {part.last}: {error}") from error
         return [(node, False)]
-
-    def _add_body(self, cu: Driver, graph: Any, section: Section, loop: Placed, before: list[End]) -> list[End]:
-        """The steps of a loop's body, after others: what ends the last one, which comes after all of them."""
-        last: dict[int, list[End]] = {}
-        for i in range(loop.first, loop.last + 1):
-            own = [end for s in section.steps[i].after if s >= loop.first for end in last[s]]
-            own = list({int(node): (node, launched) for node, launched in own}.values())
-            last[i] = self._add(cu, graph, i, own or before)
-        return last[loop.last]
 
     def _numbers(self, address: Callable[[Address], int], maps: Iterator[int]) -> Numbers:
         """What the launches are told as the section has it; inputs and outputs have no addresses yet."""
@@ -260,8 +267,8 @@ class LaunchGraph:
 
     def close(self) -> None:
         self._graph.close()
-        if self._while is not None:
-            self._while.close()
+        if self._conditional is not None:
+            self._conditional.close()
 
 
 class Executable:
@@ -298,10 +305,13 @@ class Executable:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
-        tell, told = cu.native("cuGraphExecKernelNodeSetParams"), self._told.ctypes.data
-        for number in sorted(changed):
-            for handle in self.graph.handles[number]:
-                tell(self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
+        told, handles = self._told.ctypes.data, self.graph.handles
+        calls = [
+            (self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
+            for number in sorted(changed)
+            for handle in handles[number]
+        ]
+        cu.native_calls("cuGraphExecKernelNodeSetParams", calls)
         self._bound, self._stale = dict(addresses), False
 
     def nodes(self) -> Iterator[Node]:

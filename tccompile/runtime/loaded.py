@@ -9,7 +9,8 @@ import numpy as np
 
 from tccompile.arch import ARCHS
 from tccompile.errors import DeviceError
-from tccompile.ir.loops import Body, bodies
+from tccompile.ir.branches import branches
+from tccompile.ir.loops import bodies
 from tccompile.ir.memory import whereabouts
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Map, PlacedLaunch, Section, Step
@@ -64,9 +65,12 @@ class Loaded:
             self.table = table_of(device, self.encode(integers(numbers)))
             places = self.maps.places(self.table.address if self.table else 0)
             named = [image.function for image in plan.images]
-            loops = [self._placed(body) for body in bodies((family.highest if family else entry).program)]
+            program = (family.highest if family else entry).program
+            parts = [self._placed(body.going, body.first, body.last, most=body.most) for body in bodies(program)]
+            for branch in () if family else branches(program):
+                parts.append(self._placed(branch.going, branch.first, branch.last, wanted=branch.wanted, by=branch.by))
             self.graph = LaunchGraph(
-                device, self.section, functions, named, self.address, places, rooms, self._where, loops, family is None
+                device, self.section, functions, named, self.address, places, rooms, self._where, parts, family is None
             )
 
     def _first_that_loads(
@@ -109,10 +113,10 @@ class Loaded:
                 return self.resident.weight(a.name) + a.bytes
         raise AssertionError(f"an address in {a.space!r} is not fixed")
 
-    def _placed(self, body: Body) -> Placed:
-        """A loop, and where its flag lies."""
-        space, name, start = whereabouts(self.entry.program, self.section.offsets, body.going)
-        return Placed(body.first, body.last, body.most, self.address(Address(space, name, start)))
+    def _placed(self, going: str, first: int, last: int, **how: Any) -> Placed:
+        """A loop's body or a branch, and where its flag lies."""
+        space, name, start = whereabouts(self.entry.program, self.section.offsets, going)
+        return Placed(first, last, self.address(Address(space, name, start)), **how)
 
     def _where(self, step: Step, launch: PlacedLaunch) -> str:
         """A launch, for people."""

@@ -1,6 +1,6 @@
-"""Loops in a graph: a while node, whose body is a graph that runs as long as a byte on the device is not 0.
+"""Loops and branches in a graph: conditional nodes, whose bodies are graphs that run by what a byte on the device says.
 
-A kernel of one thread tells the node what the byte says, once before it and at the end of each iteration.
+A kernel of one thread tells the node what the byte says: before it, and at the end of each iteration of a loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PTX = Path(__file__).with_name("loop.ptx")
 ENTRY = b"tc_loop"
 
 LOOP_DRIVER = 12040
-"""The first driver that has such nodes. For older ones, and for families, a body is in the graph as often as it may run."""
+"""The first driver that has such nodes. For older ones, and for families, a loop's body is in the graph as often as it may run,
+and branches run whether or not they are taken."""
 
 UNROLLED = 1 << 17
 """Launches that loops may have in such a graph."""
@@ -27,16 +28,27 @@ UNROLLED = 1 << 17
 
 @dataclass(frozen=True)
 class Placed:
-    """A loop of a section: its body's first and last step, how often it runs at most, and the address of the byte."""
+    """A part of a section that runs by what a byte says: its first and last step, and the byte's address.
+
+    most    how often it runs at most, of a loop, which goes on while the byte is not 0; 0 for a branch
+    wanted  what the byte says if a branch is taken
+    by      the step that writes the byte, of a branch
+    """
 
     first: int
     last: int
-    most: int
     going: int
+    most: int = 0
+    wanted: bool = True
+    by: int = -1
+
+    def holds(self, other: Placed) -> bool:
+        """Whether another part lies in this one."""
+        return self is not other and self.first <= other.first and other.last <= self.last
 
 
-class While:
-    """Adds while nodes to graphs. The graphs' instances must not outlive it."""
+class Conditional:
+    """Adds conditional nodes to graphs. The graphs' instances must not outlive it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -45,26 +57,27 @@ class While:
             self._function = cu.cuModuleGetFunction(self._module.value, ENTRY)
         self._told: list[np.ndarray] = []
 
-    def begin(self, cu: Driver, graph: Any, before: list[Any], going: int) -> tuple[Any, Any, Any]:
-        """A while node of a graph, after others: the node, its body, and what `end` is to be told."""
+    def begin(self, cu: Driver, graph: Any, before: list[Any], part: Placed) -> tuple[Any, Any, Any]:
+        """A node of a graph, after others: the node, its body, and what `end` is to be told of a loop."""
         handle = cu.cuGraphConditionalHandleCreate(graph, self.device.context, 0, 0)
-        told = self._tell(cu, graph, before, going, int(handle))
+        told = self._tell(cu, graph, before, part, int(handle))
+        kinds = cu.CUgraphConditionalNodeType
         params = cu.CUgraphNodeParams()
         params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         params.conditional.handle = handle
-        params.conditional.type = cu.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        params.conditional.type = kinds.CU_GRAPH_COND_TYPE_WHILE if part.most else kinds.CU_GRAPH_COND_TYPE_IF
         params.conditional.size = 1
         params.conditional.ctx = self.device.context
         node = cu.add_node(graph, [told], params)
         return node, params.conditional.phGraph_out[0], handle
 
-    def end(self, cu: Driver, body: Any, before: list[Any], going: int, handle: Any) -> None:
-        """The last node of a body."""
-        self._tell(cu, body, before, going, int(handle))
+    def end(self, cu: Driver, body: Any, before: list[Any], part: Placed, handle: Any) -> None:
+        """The last node of a loop's body."""
+        self._tell(cu, body, before, part, int(handle))
 
-    def _tell(self, cu: Driver, graph: Any, before: list[Any], going: int, handle: int) -> Any:
-        values = np.array([going, handle], np.uint64)
-        pointers = values.ctypes.data + 8 * np.arange(2, dtype=np.uint64)
+    def _tell(self, cu: Driver, graph: Any, before: list[Any], part: Placed, handle: int) -> Any:
+        values = np.array([part.going, handle, not part.wanted], np.uint64)
+        pointers = values.ctypes.data + 8 * np.arange(3, dtype=np.uint64)
         self._told += [values, pointers]
         params = cu.CUDA_KERNEL_NODE_PARAMS()
         params.func = self._function

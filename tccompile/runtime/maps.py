@@ -43,6 +43,9 @@ FIELDS: dict[str, tuple[type, int]] = {
 }
 """What the driver is told of a map: types, and how many there are at most."""
 
+Args = tuple[Any, ...]
+"""What one of the driver's functions is called with."""
+
 Put = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Where slots' numbers go: the numbers of a field, places among them, slots, and what is added."""
 
@@ -82,27 +85,31 @@ class Encoder:
         self._puts: list[Put] = []
         for name in FIELDS:
             self._fill(name, [_numbers(m, name, address) for m in maps])
+        self._rows = np.arange(len(maps))
         self._last = np.array([len(m.extents) - 1 for m in maps], np.int64)
-        self._sizes = np.array([m.dtype.size for m in maps], np.uint64)
+        self._flat = np.array([m.dtype.size if len(m.extents) == 1 else 0 for m in maps], np.uint64)
         self._small = device.driver_version <= 13010
-        calls = [self._call(device, number, m) for number, m in enumerate(maps)]
-        self._all = calls
-        self._open = [call for call, m in zip(calls, maps, strict=True) if slots(m)]
+        self._all, self._open = dict[str, list[Args]](), dict[str, list[Args]]()
+        for number, m in enumerate(maps):
+            name, args = self._call(device, number, m)
+            self._all.setdefault(name, []).append(args)
+            if slots(m):
+                self._open.setdefault(name, []).append(args)
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
         """The words of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
         for field, places, which, starts in self._puts:
             field[places] = starts + numbers[which]
-        with self._device:
-            for call, args in self._all:
-                call(*args)
+        with self._device as cu:
+            for name, calls in self._all.items():
+                cu.native_calls(name, calls)
         self._all = self._open  # the others stay what they are
         if not self._small:
             return self._words
-        rows = np.arange(len(self._words))
-        inner = np.where(self._last > 0, self._told["strides"][rows, self._last - 1], self._sizes)
+        inner = self._told["strides"][self._rows, self._last - 1]
+        np.copyto(inner, self._flat, where=self._flat > 0)
         words = self._words.copy()
-        words[:, 1] &= ~np.where(self._told["extents"][rows, self._last] * inner < SMALL_MAP, SMALL_BIT, np.uint64(0))
+        words[self._told["extents"][self._rows, self._last] * inner < SMALL_MAP, 1] &= ~SMALL_BIT
         return words
 
     def _fill(self, name: str, rows: Sequence[Sequence[tuple[int, Any]]]) -> None:
@@ -120,36 +127,39 @@ class Encoder:
         if places:
             self._puts.append((field.reshape(-1), np.array(places), np.array(which), np.array(starts, np.int64)))
 
-    def _call(self, device: Device, number: int, m: Map) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """The driver's function that encodes a map, and its arguments."""
+    def _call(self, device: Device, number: int, m: Map) -> tuple[str, Args]:
+        """The name of the driver's function that encodes a map, and its arguments, as ctypes hands them on as they are."""
         cu, rank = device.cu, len(m.extents)
 
-        def at(name: str) -> ctypes.c_void_p:
-            return ctypes.c_void_p(self._told[name][number].ctypes.data)
+        def at(array: np.ndarray) -> Any:
+            return ctypes.byref(ctypes.c_char.from_address(array.ctypes.data))
 
         def value(name: str, kind: Any) -> Any:
-            return kind.from_address(self._told[name][number].ctypes.data)
+            told = self._told[name][number]
+            is_open = slots(m.address if name == "address" else getattr(m, name))
+            return kind.from_address(told.ctypes.data) if is_open else kind.from_param(int(told[0]))
 
+        pointers = {name: at(field[number]) for name, field in self._told.items()}
         swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"
         first = (
-            ctypes.c_void_p(self._words[number].ctypes.data),
+            at(self._words[number]),
             _constant(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}"),
-            ctypes.c_uint32(rank),
+            ctypes.c_uint32.from_param(rank),
             value("address", ctypes.c_uint64),
-            at("extents"),
-            at("strides"),
+            pointers["extents"],
+            pointers["strides"],
         )
         rest = (
-            at("steps"),
+            pointers["steps"],
             _constant(cu.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE_NONE"),
             _constant(cu.CUtensorMapSwizzle, swizzle),
             _constant(cu.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"),
             _constant(cu.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"),
         )
         if m.kind == "tiled":
-            return cu.native("cuTensorMapEncodeTiled"), (*first, at("box"), *rest)
-        corners = at("lower"), at("upper"), value("channels", ctypes.c_uint32), value("pixels", ctypes.c_uint32)
-        return cu.native("cuTensorMapEncodeIm2col"), (*first, *corners, *rest)
+            return "cuTensorMapEncodeTiled", (*first, pointers["box"], *rest)
+        pixels = value("channels", ctypes.c_uint32), value("pixels", ctypes.c_uint32)
+        return "cuTensorMapEncodeIm2col", (*first, pointers["lower"], pointers["upper"], *pixels, *rest)
 
 
 def _numbers(m: Map, name: str, address: Callable[[Address], int]) -> list[tuple[int, Any]]:
@@ -162,6 +172,6 @@ def _numbers(m: Map, name: str, address: Callable[[Address], int]) -> list[tuple
     return [(0, n) for n in (value if isinstance(value, tuple) else (value,))]
 
 
-def _constant(names: Any, name: str) -> ctypes.c_int:
-    """A member of an enumeration of the driver's."""
-    return ctypes.c_int(int(getattr(names, name)))
+def _constant(names: Any, name: str) -> Any:
+    """A member of an enumeration of the driver's, as an argument."""
+    return ctypes.c_int.from_param(int(getattr(names, name)))

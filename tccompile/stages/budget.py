@@ -57,7 +57,7 @@ def raised_within(program: Program, floats: Program | None, build: Budgeted) -> 
     if why is None:
         runs, real = inputs_of(program, options)
         raised, known = _within_budget(program, floats, build, runs, real)
-        return raised, _cost_of(raised, options, known)
+        return raised, _cost_of(raised, build, known)
     with blamed_on("the model"):
         found = _elsewhere(opened, program, options)
         if found is None:
@@ -69,7 +69,7 @@ def raised_within(program: Program, floats: Program | None, build: Budgeted) -> 
     reasons = {node: raised.reason for i in raised.ops for node in small.ops[i].nodes}
     ops = tuple(i for i, op in enumerate(program.ops) if not reasons.keys().isdisjoint(op.nodes))
     raised = replace(raised, program=with_raised(chosen, reasons, program), before=chosen(program), ops=ops)
-    return raised, f"{_cost_of(raised, options, known)}; measured at smaller shapes, since {why}"
+    return raised, f"{_cost_of(raised, build, known)}; measured at smaller shapes, since {why}"
 
 
 def with_raised(chosen: Callable[..., Program], reasons: Mapping[str, str], program: Program) -> Program:
@@ -107,8 +107,9 @@ def _within_budget(
 ) -> tuple[Raised, float]:
     """The program within the error that the user allows, and what of that error was measured when it was quantized.
 
-    By the user's inputs what is quantized is compared with the model in floats. Bytes need not hold what random inputs are: by
-    them it is compared with itself, and what bytes cost is known.
+    By the user's inputs what is quantized is compared with the model in floats, and new ones are expected to be as much worse as
+    they are by bytes alone. Bytes need not hold what random inputs are: by them it is compared with itself, and what bytes cost
+    is known.
     """
     options, calibration, weights = build.options, build.calibration, build.opened.weights
     assert options.max_error is not None
@@ -119,19 +120,22 @@ def _within_budget(
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
         metric = None if options.metric is None else read_metric(options.metric)
-        return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric), 0.0
+        margin = 1.0 if calibration is None else calibration.off.margin
+        return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric, margin), 0.0
     bound = math.sqrt(options.max_error**2 - calibration.off.expected**2)  # errors add up as squares
     return within(program, bound, raising, build.spreads, runs, weights), calibration.off.expected
 
 
-def _cost_of(raised: Raised, options: Options, known: float) -> str:
+def _cost_of(raised: Raised, build: Budgeted, known: float) -> str:
     """What an error budget was met by, and what it costs where there is most to lose: on the last generation asked for.
 
     known  an error that was measured before, and comes to it
     """
-    arch = options.archs[-1]
+    options, arch = build.options, build.options.archs[-1]
     error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
     errors = f"storage's error is {error:.1e} of {options.max_error:g} allowed"
+    if build.calibration is not None and build.calibration.off.margin > 1:
+        errors += ", as new inputs are expected to have it"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"
     before, after = (sum(c.cost for c in schedule(p, ARCHS[arch])) for p in (raised.before, raised.program))

@@ -27,6 +27,7 @@ from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose
 from tccompile.quantize.known import Measure, find
 from tccompile.quantize.smooth import smoothed
+from tccompile.quantize.ticks import Ticks
 from tccompile.rewrites import rewrite
 from tccompile.schedule.timings import timings
 from tccompile.stages.measure import misfit
@@ -63,7 +64,9 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
         else:
             known = kept.known
             if real is not None:
-                measure = Measure(smoothed(real[0], known.smooth), real[1], model.weights, metric)
+                measure = Measure(
+                    smoothed(real[0], known.smooth), real[1], model.weights, metric, Ticks(partial(progress, "calibrate"))
+                )
         known_times = timings(options.timing_cache, options.archs)
         times = partial(step_times, archs=options.archs, known=known_times, ranked={}, ratios={})
         usable = known.within(graphs, options.fp32, purpose.formats)

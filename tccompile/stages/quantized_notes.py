@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tccompile.options import Options
-from tccompile.quantize.calibration import Chosen
+from tccompile.quantize.calibration import Chosen, Cost
 from tccompile.stages.quantize import without_float8
 
 
@@ -26,7 +26,30 @@ def quantization_notes(found: Chosen, options: Options) -> list[str]:
     for reason in dict.fromkeys(sorted(found.floats.values())):
         names = sorted(name for name, why in found.floats.items() if why == reason)
         notes.append(f"not in {named}, since {reason}: {', '.join(names)}")
+    return [*notes, *_costs(found)]
+
+
+def _costs(found: Chosen) -> list[str]:
+    """What each format would cost and save: everywhere, and by what reads each activation."""
+    wholes: dict[str, Cost] = {}
+    for cost in found.costs:
+        wholes.setdefault(cost.format, cost)
+    notes = [
+        f"all {len(c.layers)} products that may be in {name}: new inputs would be off by about {c.error:.1e}; {_time_of(c)}"
+        for name, c in wholes.items()
+    ]
+    notes += ["each product with all others in floats, the largest error first:"] if wholes else []
+    done, in_float8 = {*found.layers}, {*found.float8}
+    for cost in (c for c in found.costs if c is not wholes[c.format]):
+        first = cost.layers[0]
+        name = "fp8" if first in in_float8 else "int8" if first in done else "fp16"
+        alone = f"{cost.error:.1e} off in {cost.format}, {_time_of(cost)}"
+        notes.append(f"  {alone}; is in {name}: {', '.join(cost.layers)}")
     return notes
+
+
+def _time_of(cost: Cost) -> str:
+    return f"{abs(cost.saves):.1f} µs {'faster' if cost.saves > 0 else 'slower'}"
 
 
 def _error_of(found: Chosen, options: Options) -> str:

@@ -1,9 +1,9 @@
-"""Convolutions of the zoo in 8 bits beside fp16, on a GPU: python -m tests.bench.convolutions8 [--batch 32,128] [--quick]
+"""Convolutions of the zoo in 8 bits beside fp16, on a GPU: python -m tests.bench.convolutions8 [--batch 32,128] [--group NAME]
 
-Every distinct convolution of the convolutional networks that has one group and 16 channels at least, at each batch: in fp16 with
-bias and ReLU, results in fp16; in unsigned bytes with signed weights; and in E4M3, results in the same. Ours is the config that
-the cost model takes, without a table, "best" the fastest of --candidates. They run as tccompile/tune.py says. Times are
-microseconds.
+Every distinct convolution of the convolutional networks that has one group and 16 channels at least, at each batch, or those of a
+group of the summary: in fp16 with bias and ReLU, results in fp16; in unsigned bytes with signed weights; and in E4M3, results in
+the same. Ours is the config that the cost model takes, without a table, "best" the fastest of --candidates. They run as
+tccompile/tune.py says. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from collections.abc import Sequence
 from tccompile.errors import TccompileError
 from tccompile.ir.types import DType
 from tests.bench.eight import Convolution
-from tests.bench.layers import QUICK, ConvLayer, Row, mean, ours, zoo
+from tests.bench.layers import ConvLayer, Row, mean, ours, zoo
 
+GROUPS = ("1×1", "3×3", "deep 3×3", "other")
 KINDS = {"fp16": None, "int8": DType.U8, "fp8": DType.E4M3}
 
 
-def layers(batch: int, step: int) -> list[ConvLayer]:
+def layers(batch: int, only: str | None) -> list[ConvLayer]:
     found = (layer for layer in zoo(batch) if isinstance(layer, ConvLayer))
-    return [layer for layer in found if layer.groups == 1 and layer.x[1] >= 16][::step]
+    return [layer for layer in found if layer.groups == 1 and layer.x[1] >= 16 and only in (None, group(layer))]
 
 
 def group(layer: ConvLayer) -> str:
     window = "×".join(map(str, layer.w[2:]))
-    return "3×3, C ≥ 256" if window == "3×3" and layer.x[1] >= 256 else window if window in ("1×1", "3×3") else "other"
+    return "deep 3×3" if window == "3×3" and layer.x[1] >= 256 else window if window in ("1×1", "3×3") else "other"
 
 
 def line(rows: Sequence[Row]) -> str:
@@ -59,7 +60,7 @@ def summary(batch: int, found: Sequence[Sequence[Row]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.convolutions8")
     parser.add_argument("--batch", default="32", help="batches, separated by commas")
-    parser.add_argument("--quick", action="store_true", help=f"one layer in {QUICK}")
+    parser.add_argument("--group", choices=GROUPS, help="the layers of this group; deep ones have 256 channels at least")
     parser.add_argument(
         "--candidates", type=int, default=3, metavar="N", help="configs to measure: those of least estimated time"
     )
@@ -67,7 +68,7 @@ def main() -> None:
     for batch in map(int, args.batch.split(",")):
         todo = [
             Row(group(layer), layer if kind is None else Convolution(layer, kind))  # type: ignore[arg-type]
-            for layer in layers(batch, QUICK if args.quick else 1)
+            for layer in layers(batch, args.group)
             for kind in KINDS.values()
         ]
         print("| layer | fp16 | int8 | fp8 | speed in int8 (best) | in fp8 (best) | fp16 | int8 | fp8 |\n|" + " --- |" * 9)

@@ -27,6 +27,7 @@ NHWC = (0, 2, 3, 1)
 F32, I32, I64, E4M3 = DType.F32, DType.I32, DType.I64, DType.E4M3
 
 SQUARES = (1024, 2048, 4096, 8192)
+LISTS = ("square", "DeepBench inference", "DeepBench training", "zoo, batch 1", "zoo, batch 32")
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,13 @@ class Convolution:
         fan_in = math.prod(layer.w[1:]) ** -0.5
         given: dict[str, Recipe] = {"w": Source("w", layer.w, "")}
         given["scale"] = Literal(np.full(outer, fan_in * (2.0**-8 if of_bytes else 1), np.float32))
-        given["bias"] = Literal(np.zeros(outer, np.int32 if of_bytes else np.float32))
+        given["bias"] = Literal(np.zeros(outer, np.float32))
         tensors = [dense("x", layer.x, x, NHWC, 16), dense("w", layer.w, w, NHWC, 16), dense("scale", (outer,), F32)]
-        tensors += [dense("bias", (outer,), I32 if of_bytes else F32), dense("y", layer.y, x, NHWC, 16)]
-        if of_bytes:
-            biased = cast(call("add", Expr("acc", (), None, I64), load(1, I64)), F32)
-            expr = call("round", call("relu", call("mul", biased, load(0))))
-        else:
-            expr = call("relu", call("add", call("mul", ACC, load(0)), load(1)))
+        tensors += [dense("bias", (outer,), F32), dense("y", layer.y, x, NHWC, 16)]
+        acc = cast(Expr("acc", (), None, I64), F32) if of_bytes else ACC
+        value = call("add", call("mul", acc, load(0)), load(1))
+        steps = cast(call("saturate", call("round", value), 0.0, 255.0), I64)  # as networks have it; limits do what ReLU does
+        expr = steps if of_bytes else call("relu", value)
         views = tuple(View(name, (coord(1),)) for name in ("scale", "bias"))
         op = Conv(
             nodes=(str(self),), y="y", x="x", w="w", strides=layer.strides, pads=layer.pads, dilations=layer.dilations,
@@ -124,20 +124,17 @@ class Convolution:
         return [(part, program) for part in program.ops]
 
 
-def products(kind: DType, result: str, quick: bool) -> Iterator[Row]:
+def products(kind: DType, result: str, quick: bool = False, only: Sequence[str] = LISTS) -> Iterator[Row]:
     """Squares, DeepBench's products, and those of the zoo's networks at batch 1 and 32: its Gemms and 1×1 convolutions."""
-
-    def rows(group: str, sizes: Sequence[tuple[int, int, int]], step: int) -> Iterator[Row]:
-        for m, n, k in list(dict.fromkeys(sizes))[::step]:
-            yield Row(group, Product(m, n, k, kind, result))  # type: ignore[arg-type]
-
-    step = QUICK if quick else 1
-    yield from rows("square", [(n, n, n) for n in SQUARES], 1)
-    for which in ("inference", "training"):
-        listed = (layer for layer in deepbench(which) if isinstance(layer, GemmLayer))
-        yield from rows(f"DeepBench {which}", [(g.m, g.n, g.k) for g in listed], step)
-    for batch in (1, 32):
-        yield from rows(f"zoo, batch {batch}", [size for layer in zoo(batch) if (size := _as_product(layer))], step)
+    for name in only:
+        if name == "square":
+            sizes = [(n, n, n) for n in SQUARES]
+        elif name.startswith("DeepBench"):
+            sizes = [(g.m, g.n, g.k) for g in deepbench(name.split()[1]) if isinstance(g, GemmLayer)]
+        else:
+            sizes = [size for layer in zoo(int(name.split()[2])) if (size := _as_product(layer))]
+        for m, n, k in list(dict.fromkeys(sizes))[:: QUICK if quick and name != "square" else 1]:
+            yield Row(name, Product(m, n, k, kind, result))  # type: ignore[arg-type]
 
 
 def _as_product(layer: Any) -> tuple[int, int, int] | None:
@@ -171,6 +168,7 @@ def arguments(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{name}")
     parser.add_argument("sizes", nargs="*", help="MxNxK; without any, all lists")
     parser.add_argument("--quick", action="store_true", help=f"one of {QUICK} of the lists' products")
+    parser.add_argument("--list", choices=LISTS, action="append", help="this list, and others that are named so; all without any")
     parser.add_argument(
         "--candidates", type=int, default=2, metavar="N", help="configs to measure: those of least estimated time"
     )

@@ -1,4 +1,4 @@
-"""Products of E4M3 beside cuBLASLt, on a GPU: python -m tests.bench.float8 [MxNxK …] [--quick]
+"""Products of E4M3 beside cuBLASLt, on a GPU: python -m tests.bench.float8 [MxNxK …] [--list NAME]
 
 Squares, DeepBench's products, and those of the zoo's networks at batch 1 and 32, scaled by column, in float16. The peer is
 PyTorch's `_scaled_mm`, which is cuBLASLt, in float16 with one scale for each operand: with sums that are added up in float32
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from tccompile.errors import TccompileError
-from tests.bench.eight import E4M3, arguments, compared, products, sizes_of
+from tests.bench.eight import E4M3, LISTS, arguments, compared, products, sizes_of
 from tests.bench.layers import summary
 
 HEADS = ("list", "product", "ours", "best", "cuBLASLt", "the same, fast", "TFLOP/s", "speed", "beside fast", "chosen", "fastest")
@@ -20,7 +20,7 @@ HEADS = ("list", "product", "ours", "best", "cuBLASLt", "the same, fast", "TFLOP
 
 def main() -> None:
     args = arguments("float8").parse_args()
-    rows = sizes_of(args.sizes, E4M3, "float16") or list(products(E4M3, "float16", args.quick))
+    rows = sizes_of(args.sizes, E4M3, "float16") or list(products(E4M3, "float16", args.quick, args.list or LISTS))
     print(f"| {' | '.join(HEADS)} |\n|{' --- |' * len(HEADS)}")
     for fast, found in enumerate(compared(rows, args.candidates, ({}, {"fast": True}))):
         print(f"\nuse_fast_accum={bool(fast)}:\n")

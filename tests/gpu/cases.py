@@ -1120,6 +1120,8 @@ CASES: Cases = {
     "fp8_conv": _case(of_float8, (2, 48, 13, 11), 40, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), fn="relu"),
     "fp8_conv_stride": _case(of_float8, (1, 67, 15, 9), 21, (5, 3), (DType.E4M3, DType.E5M2, F16), stride=2, bias=False),
     "fp8_conv_wide": _case(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16), fn="silu"),
+    "fp8_conv_residual": _case(of_float8, (2, 72, 19, 37), 48, (3, 3), (DType.E4M3,) * 3, residual=DType.E4M3),
+    "fp8_conv_few_outputs": _case(of_float8, (2, 136, 21, 18), 3, (5, 3), (DType.E4M3, DType.E5M2, F32)),
     "fp8_conv_1x1_residual": _case(of_float8, (3, 64, 14, 14), 256, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3),
     "fp8_conv_1x1_stride": _case(of_float8, (2, 256, 14, 14), 128, (1, 1), (DType.E4M3, DType.E4M3, F32), stride=2),
     "fp8_conv_groups": _case(of_float8, (1, 64, 9, 10), 48, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), groups=2),

@@ -609,6 +609,8 @@ class Machine:
 
     def do_cvt(self, parts: list[str], operands: list[str]) -> Step:
         to, kind = parts[-2:]
+        if parts[1] == "pack":
+            return self.pack_saturated(parts, operands)
         if to in FLOAT8 or kind in FLOAT8:
             return self.floats_of_8_bits(parts, operands)
         if to in ("f16x2", "bf16x2"):
@@ -630,6 +632,19 @@ class Machine:
                 operands, kind, lambda a: np.clip(np.nan_to_num(rounding(a.astype(np.float64))), info.min, info.max).astype(t)
             )
         return self.plain(operands, kind, (lambda a: rounding(a).astype(t)) if rounding else (lambda a: a.astype(t)))
+
+    def pack_saturated(self, parts: list[str], operands: list[str]) -> Step:
+        """Two int32 as bytes, the second of them the lowest, below the lower half of the last operand."""
+        to, rest = parts[3], ["cvt", "pack", "sat", parts[3], "s32", "b32"]
+        assert parts == rest and to in ("u8", "s8")
+        assign, (high, low) = self.target(operands[0]), (self.source(o, "s32") for o in operands[1:3])
+        above, limits = self.source(operands[3], "u32"), np.iinfo(dtype_of(to))
+
+        def step(mask: np.ndarray) -> None:
+            first, second = (np.clip(v, limits.min, limits.max).astype(np.uint8).astype(np.uint32) for v in (low, high))
+            assign(first | second << np.uint32(8) | above << np.uint32(16), mask)
+
+        return step
 
     def floats_of_8_bits(self, parts: list[str], operands: list[str]) -> Step:
         """Two of them become two halves, or are what two float32 are rounded to; the second of these comes first."""

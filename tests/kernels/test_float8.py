@@ -9,13 +9,14 @@ from onnx import TensorProto
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.ir.expr import call, identity_view, load
-from tccompile.ir.ops import Gemm
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import KERNELS
 from tccompile.kernels.codegen import unrounded
+from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
@@ -26,7 +27,7 @@ from tccompile.lower.narrow import rounded
 from tests.gpu.cases import Builder, of_float8, pointwise
 from tests.kernels import machine
 from tests.kernels.memory import Memory
-from tests.kernels.support import on_two_blocks
+from tests.kernels.support import on_blocks, on_two_blocks
 from tests.networks import relative_error
 from tests.tiers import thorough, usually
 
@@ -158,6 +159,44 @@ def test_convolutions(case: str, family: int, arch: str) -> None:
     check(of_float8(case, shape, outputs, window, kinds, **how), family, arch, SMALL[family])
 
 
+PATCHES = {
+    "64 channels": ((1, 64, 9, 10), 40, (3, 3), (E4M3, E4M3, E4M3), {"fn": "relu"}, (8, 8, 16)),
+    "a residual, four products": ((1, 24, 17, 17), 16, (3, 3), (E4M3, E5M2, E4M3), {"residual": E4M3}, (16, 16, 16)),
+    "two boxes to halves": ((2, 136, 9, 10), 32, (3, 3), (E4M3, E4M3, F16), {"fn": "relu"}, (8, 8, 32)),
+    "two boxes, two products": ((1, 144, 6, 9), 24, (5, 3), (E5M2, E4M3, E5M2), {}, (16, 8, 16)),
+}
+
+
+def from_patches(program: Program, tile: tuple[int, int, int], blocks: int = 2) -> Memory:
+    """What conv_halo makes of a convolution, by so few blocks that a warpgroup has several tiles."""
+    (op,), config = program.ops, dict(zip(("across", "down", "columns"), tile, strict=True))
+    assert config in list(ConvHalo().configs(op, program, ARCHS["sm_90a"]))
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    work = ConvHalo().work(op, program, config, ARCHS["sm_90a"])
+    memory = on_blocks(blocks, work, program, given, op.y, ARCHS["sm_90a"])
+    memory.check_written()
+    return memory
+
+
+@pytest.mark.parametrize("case", usually(PATCHES, "64 channels"))
+def test_convolutions_from_patches(case: str) -> None:
+    shape, outputs, window, kinds, how, tile = PATCHES[case]
+    program = of_float8(case, shape, outputs, window, kinds, **how)
+    shares = -(-outputs // tile[2])
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    expected = from_storage(to_storage(compute(program.ops[0], program, given), kinds[2]), kinds[2])
+    assert relative_error(from_patches(program, tile, shares).result(), expected) < ROUNDING[kinds[2]]
+
+
+@thorough
+@pytest.mark.parametrize("channels", [64, 192])
+def test_sums_of_patches_keep_their_digits(channels: int) -> None:
+    """Each tap's are made by themselves: sums of one sign of all of them would lose digits."""
+    program = of_float8("long", (1, channels, 10, 8), 16, (5, 3), (E4M3, E4M3, F32), bias=False, sign=False)
+    given = {name: np.asarray(recipe.values, np.float32) for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    assert relative_error(from_patches(program, (8, 8, 16), 1).result(), compute(program.ops[0], program, given)) < 6e-4
+
+
 @thorough
 def test_two_groups() -> None:
     check(of_float8("groups", (1, 32, 5, 5), 32, (3, 3), (E4M3,) * 3, groups=2), MMA, "sm_89")
@@ -167,6 +206,20 @@ def test_two_groups() -> None:
 @pytest.mark.parametrize("config", [{"bm": 24, "bn": 64, "split": 1, "swapped": True}, {"bm": 64, "bn": 64, "split": 1}])
 def test_halves_leave_by_wgmma_in_boxes(config: Config) -> None:
     check(of_float8("boxes", (90, 130), 100, kinds=(E4M3, E4M3, F16), fn="relu"), WGMMA, "sm_90a", config)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "residual", "bm"),
+    [
+        ((E4M3, E4M3, E4M3), None, 24),
+        pytest.param((E4M3, E4M3, E4M3), E4M3, 56, marks=thorough),
+        pytest.param((E4M3, E5M2, E5M2), E4M3, 200, marks=thorough),
+    ],
+)
+def test_bytes_leave_turned(kinds: tuple[DType, DType, DType], residual: DType | None, bm: int) -> None:
+    """With swapped operands a lane has two neighbouring channels, which are stored together."""
+    program = of_float8("turned", (2, 130, 9, 8), 80, (1, 1), kinds, residual=residual)
+    check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "swapped": True})
 
 
 @pytest.mark.parametrize(("family", "arch"), usually(FAMILIES, 1, 5))
@@ -185,8 +238,9 @@ def test_what_multiplies_where() -> None:
             takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
             kind = "gemm" if isinstance(op, Gemm) else "conv"
             families = {"simt": True, "mma": arch.cc >= (7, 0), "sm90": arch.name == "sm_90a"}
-            direct = set() if isinstance(op, Gemm) else {"conv_direct"}
-            assert takes == {f"{kind}_{name}" for name, there in families.items() if there} | direct
+            more = {"conv_direct": isinstance(op, Conv), "conv_halo": isinstance(op, Conv) and arch.name == "sm_90a"}
+            there = {f"{kind}_{name}": there for name, there in families.items()} | more
+            assert takes == {name for name, takes in there.items() if takes}
 
 
 LARGEST = [(rows, columns, {"split": 1}) for rows, columns in MOST_SUMS.items()]
@@ -199,6 +253,15 @@ def test_no_tile_of_wgmma_spills_registers(y: DType, residual: DType, bm: int, b
     """`resources` raises on spills and on serialised wgmma."""
     program = of_float8("spills", (520, 2048), 520, kinds=(E4M3, E4M3, y), fn="relu", residual=residual)
     (launch,) = HOPPER[1].work(program.ops[0], program, {"bm": bm, "bn": bn, **more}, ARCHS["sm_90a"]).launches
+    assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
+
+
+@thorough
+@pytest.mark.parametrize("tile", [(16, 8, 64), (16, 16, 32), (8, 8, 64)])
+def test_no_patch_spills_registers(tile: tuple[int, int, int]) -> None:
+    program = of_float8("spills", (2, 128, 30, 30), 64, (3, 3), (E4M3,) * 3, fn="silu", residual=E4M3)
+    config = dict(zip(("across", "down", "columns"), tile, strict=True))
+    (launch,) = ConvHalo().work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
     assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
 
 

@@ -24,12 +24,17 @@ from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.kernels.pair_sm90 import PairSm90
+from tccompile.load.model import load as loaded
+from tccompile.load.model import read
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan.format import Entry, Image
 from tccompile.plan.rules import check_sections
+from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.place import place
+from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.stages.times import step_times
 from tests.gpu.cases import NHWC, Builder
 from tests.kernels import machine
 from tests.kernels.memory import SPACE
@@ -195,6 +200,16 @@ def test_plans_have_steps_within_others(joined: tuple[Program, list[Choice]]) ->
     entry, images = entry_of(program, choices)
     check_sections(entry, images, Budget(COMPARED))
     assert not any(c.work.within >= 0 for c in schedule(program, ARCHS["sm_80"]))
+
+
+def test_what_is_computed_together_is_one_step_of_what_bytes_would_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is that of all its products: none of them counts as free, and is left in floats for that."""
+    monkeypatch.setattr(PairSm90, "cost", lambda *_: 0.01)
+    graph = rewrite(loaded(read(bottlenecks()), {}))
+    steps = step_times(graph, archs=("sm_90a",), known=NO_TIMINGS, ranked={}, ratios={})["sm_90a"]
+    together = {"conv_c0", "conv_wide", "conv_a1"}, {"conv_c1", "conv_a2"}
+    for names in together:
+        assert any(names <= {*nodes} and us > 0 for nodes, us in steps)
 
 
 def test_what_one_launch_takes_too_long_for_stays_apart(joined, monkeypatch: pytest.MonkeyPatch) -> None:

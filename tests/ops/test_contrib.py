@@ -14,6 +14,7 @@ from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.ir.ops import Rnn
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
+from tccompile.load import fold
 from tccompile.load.model import load, read, sources
 from tccompile.lower.graph import lower
 from tccompile.pipeline import without_code
@@ -245,6 +246,18 @@ def test_weights_in_four_bits_of_bitsandbytes(kind: int) -> None:
     net = Net(x=(3, k))
     args = [bytes_of(net, n * k // 2), net.positive(-(-n * k // 16))]
     agrees(model(net, own(net, "MatMulBnb4", "x", *args, K=k, N=n, block_size=16, quant_type=kind)))
+
+
+@pytest.mark.parametrize(("n", "k", "block"), [(256, 512, 64), (33, 512, 16)])
+def test_large_weights_of_bitsandbytes_are_made_before_they_are_read(n: int, k: int, block: int, monkeypatch: Any) -> None:
+    """However large they are: what is made on the way is little beside what constants may take."""
+    monkeypatch.setattr(fold, "LARGE", 1 << 12)
+    monkeypatch.setattr(fold, "ROOM", 1 << 12)
+    net = Net(x=(3, k))
+    args = [bytes_of(net, -(-n * k // 2)), net.positive(-(-n * k // block))]
+    made = model(net, own(net, "MatMulBnb4", "x", *args, K=k, N=n, block_size=block, quant_type=1))
+    assert [node.op for node in load(made).nodes] == ["MatMul"]
+    agrees(made)
 
 
 def four_bits(net: Net, values: np.ndarray, signed: bool) -> str:

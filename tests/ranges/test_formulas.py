@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,8 @@ from tccompile.ir.extent import (
     worth,
 )
 from tccompile.kernels.codegen import divider
-from tccompile.plan.formulas import check_formulas, computed, drawn, filler
+from tccompile.plan.formulas import Prepared, check_formulas, computed, drawn, everywhere, filler, integers, spans
+from tccompile.sizes import Size
 
 A, B = np.arange(2, 40), np.arange(2, 40)[::-1] * 3
 SIZES = {"a": Open("size", ("a",), A), "b": Open("size", ("b",), B)}
@@ -56,6 +59,24 @@ def test_open_extents_compute_as_ints(name):
         assert fill(computed(formulas, (a, b))) == flat(COMPUTED[name](a, b))
 
 
+def same_everywhere(formulas, *sizes):
+    """Formulas that all give numbers are the same where they are not looked at, and where they are computed at all sizes"""
+    at_all = everywhere(formulas, sizes, spans(formulas, sizes))
+    assert at_all is not None
+    prepared = Prepared(formulas, True)
+    for column, point in zip(at_all.T, itertools.product(*(size.all for size in sizes)), strict=True):
+        numbers = computed(formulas, point)
+        assert (
+            prepared.at(point) == numbers and prepared.integers(numbers).tolist() == column.tolist() == integers(numbers).tolist()
+        )
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_formulas_are_computed_at_all_sizes_at_once(name):
+    formulas, _ = drawn((COMPUTED[name](SIZES["a"], SIZES["b"]),), ["a", "b"])
+    same_everywhere(formulas, Size("a", 2, 11), Size("b", 3, 114, 9))
+
+
 @given(st.lists(st.tuples(st.sampled_from("+-*/%<>"), st.integers(1, 9)), max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_any_chain_of_operations(chain):
@@ -79,6 +100,7 @@ def test_any_chain_of_operations(chain):
         return x
 
     formulas, tree = drawn((apply(SIZES["a"]),), ["a", "b"])
+    same_everywhere(formulas, Size("a", 2, 39), Size("b", 1, 1))
     assert [filler(tree)(computed(formulas, (a, 0))) for a in A.tolist()] == [(apply(a),) for a in A.tolist()]
 
 
@@ -132,17 +154,35 @@ def test_formulas_are_checked(name):
         check_formulas(formulas, len(sizes))
 
 
-@pytest.mark.parametrize(
-    "formulas",
-    [
-        (("int", 1, 0), ("int", 0, 0), ("//", 0, 1)),
-        (("int", 1, 0), ("int", -3, 0), ("%", 0, 1)),
-        (("int", 1, 0), ("int", 0, 0), ("/", 0, 1)),
-        (("int", 1, 0), ("int", 4096, 0), ("<<", 0, 1)),
-        (("int", 1 << 40, 0), ("*", 0, 0)),
-    ],
-)
+NOTHING = [
+    (("int", 1, 0), ("int", 0, 0), ("//", 0, 1)),
+    (("int", 1, 0), ("int", -3, 0), ("%", 0, 1)),
+    (("int", 1, 0), ("int", 0, 0), ("/", 0, 1)),
+    (("int", 1, 0), ("int", 4096, 0), ("<<", 0, 1)),
+    (("int", 1 << 40, 0), ("*", 0, 0)),
+    (("int", 1 << 70, 0),),
+    (("int", 1 << 61, 0), ("int", 1, 0), ("<<", 0, 1), ("-", 2, 0)),
+]
+
+
+@pytest.mark.parametrize("formulas", NOTHING)
 def test_formulas_that_give_nothing_are_refused(formulas):
     check_formulas(formulas, 0)
     with pytest.raises(PlanError):
         computed(formulas, ())
+    assert everywhere(formulas, (), spans(formulas, ())) is None
+
+
+@pytest.mark.parametrize("op, low", [("//", 8), ("%", 8), ("/", 8), ("<<", 7), ("*", 1)])
+def test_formulas_that_give_nothing_at_some_sizes_are_not_proven(op, low):
+    """Of 5 and the size less 7, or of 2^58 and the size"""
+    a, b = (1 << 58, 0) if op == "*" else (5, 7)
+    formulas = (("size", 0, 0), ("int", b, 0), ("-", 0, 1), ("int", a, 0), (op, 3, 2))
+    same_everywhere(formulas, Size("a", low, 15))
+    for size in (Size("a", 1, 15), Size("a", low, 80)):
+        proven = everywhere(formulas, (size,), spans(formulas, (size,))) is not None
+        try:
+            proves = bool([computed(formulas, (n,)) for n in size.all])
+        except PlanError:
+            proves = False
+        assert proven == proves

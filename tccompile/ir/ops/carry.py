@@ -1,4 +1,4 @@
-"""What crosses the border of a loop's body, which runs again and again: see `ir/loops.py`."""
+"""What crosses the border of a loop's body, which runs again and again, or of branches: see `ir/loops.py`, `ir/branches.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TURNS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Carry(Op):
-    """y = x, broadcast if x is one number, where a value comes into the body of a loop, goes to its next iteration, or leaves it.
+    """y = x, broadcast if x is one number, where a value comes into the body of a loop, goes to its next iteration, or leaves it;
+    or where it leaves the one of two branches that a condition says.
 
     role   "enter": what a loop begins with, or what all iterations read
            "hold": a copy of what an iteration has made, before any of what it read is overwritten
@@ -27,14 +28,15 @@ class Carry(Op):
            takes place, by `going`, and stays as it is otherwise
            "again": the same of `going` itself, which says whether another iteration takes place: the last op of the body
            "leave": what the last iteration has left behind
-    loop   the loop's name
-    over   what entered in that memory
-    going  one boolean that entered
+           "pick": x if `going` is true, and else `over`
+    loop   the loop's name, or the If's
+    over   what entered in that memory, or may be picked
+    going  one boolean that entered, or says which is picked
     after  what else must have been computed before
     most   of "again", how many iterations take place at most
     """
 
-    role: Annotated[str, OneOf("enter", "hold", "next", "again", "leave")]
+    role: Annotated[str, OneOf("enter", "hold", "next", "again", "leave", "pick")]
     loop: Annotated[str, Text()]
     x: Ref
     over: Ref | None = None
@@ -51,7 +53,7 @@ class Carry(Op):
 
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
         yield shapes[self.x] in (y, ())
-        yield (self.over is not None) == (self.going is not None) == self.stays
+        yield (self.over is not None) == (self.going is not None) == (self.stays or self.role == "pick")
         yield self.over is None or self.going is None or (shapes[self.over] == y and shapes[self.going] == ())
         yield (self.role == "again") == (self.most > 0) and self.most <= TURNS
         yield self.role != "again" or self.over == self.going
@@ -62,7 +64,13 @@ class Carry(Op):
         return np.broadcast_to(values[self.x], shape)
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
-        return known.moments(self.x, at[: len(known.shape(self.x))])
+        one = known.moments(self.x, at[: len(known.shape(self.x))])
+        if self.role != "pick" or self.over is None:
+            return one
+        other = known.moments(self.over, at[: len(known.shape(self.over))])
+        mean = (one.mean + other.mean) / 2
+        var = np.maximum((one.square + other.square) / 2 - np.square(mean), 0)
+        return Moments(mean, var, min(one.low, other.low), max(one.high, other.high))
 
     def growth(self, of: Callable[[str], float], through: Callable[[Expr, float], float]) -> float:
-        return of(self.x)
+        return max(of(self.x), of(self.over)) if self.role == "pick" and self.over is not None else of(self.x)

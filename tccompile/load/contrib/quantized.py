@@ -221,14 +221,18 @@ def _matmul_bnb4(p: Parts) -> None:
     blocks = ceil_div(size, block)
     p.need_shape(1, "weights", (ceil_div(size, 2),), (ceil_div(size, 2), 1))
     p.need_shape(2, "absmax", (blocks,))
-    digits = p.reshaped(_digits(p, p.reshaped(p.inputs[1], -1), (ceil_div(size, 2),), 4), -1, 2)
-    digits = p.reshaped(p.add("Gather", [digits, p.integers(1, 0)], axis=1), -1)  # the first is the upper half of a byte
     table = NF4 if kind else np.concatenate([FP4, -FP4])
-    values = p.add("Gather", [p.constant(table), p.add("Cast", [digits], to=onnx.TensorProto.INT64)])
-    largest = p.add("Cast", [p.add("Expand", [p.reshaped(p.inputs[2], blocks, 1), p.integers(blocks, block)])], to=FLOAT)
-    largest = p.sliced(p.reshaped(largest, blocks * block), 0, 0, size)
-    weights = p.reshaped(p.add("Mul", [p.sliced(values, 0, 0, size), largest]), rows, terms)
-    weights = p.add("CastLike", [p.add("Transpose", [weights], perm=[1, 0]), p.inputs[0]])
+    pairs = p.constant(np.stack([np.repeat(table, 16), np.tile(table, 16)], 1))  # the first is the upper half of a byte
+    values = p.add("Gather", [pairs, p.add("Cast", [p.reshaped(p.inputs[1], -1)], to=onnx.TensorProto.INT32)])
+    values = p.sliced(p.reshaped(values, -1), 0, 0, size)
+    if size % block:
+        values = p.add("Pad", [values, p.integers(0, blocks * block - size)])
+    largest = p.add("Cast", [p.reshaped(p.inputs[2], blocks, 1)], to=FLOAT)
+    weights = p.reshaped(p.add("Mul", [p.reshaped(values, blocks, block), largest]), -1)
+    weights = p.reshaped(p.sliced(weights, 0, 0, size), rows, terms)
+    weights = p.add("Transpose", [weights], perm=[1, 0])
+    if p.dtype(0) != np.float32:
+        weights = p.add("CastLike", [weights, p.inputs[0]])
     p.add("MatMul", [p.inputs[0], weights], p.outputs[0])
 
 

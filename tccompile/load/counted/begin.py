@@ -173,17 +173,20 @@ def _threshold(s: Sizes, i: int) -> float | None:
 def choice(s: Sizes, node: onnx.NodeProto) -> bool:
     """One of two tensors, by a condition: where their extents differ, it decides how much there is."""
     condition, *both = node.input
-    out = Axes()
+    branch, out = s.attribute("branch", b"").decode(), Axes()
     for axis, extents in enumerate(zip(*(s.shape(x) for x in both), strict=True)):
         one, other = (s.of(x).get(axis, n) for x, n in zip(both, extents, strict=True))
         if one == other:
             out |= {axis: one} if isinstance(one, Size) else {}
             continue
         counts = [n.count if isinstance(n, Size) else s.constant([n]) for n in (one, other)]
-        out[axis] = s.size(s.add("Where", [condition, *counts]), max(bounds_of((one, other))))
+        out[axis] = s.size(s.one_of(condition, counts, branch), max(bounds_of((one, other))))
     bounds = [max(pair) for pair in zip(*(s.shape(x) for x in both), strict=True)]
     both = [with_room(s, x, bounds) for x in both]
     with s.as_bounds(*both):
+        if branch:
+            s.instead("Identity", [s.one_of(condition, both, branch)])
+            return s.says(s.folder.resolved(node.output[0]), out) or True
         s.instead("Where", [condition, *both])
     return s.says(node.output[0], out) or True
 

@@ -6,10 +6,12 @@ import numpy as np
 import onnx
 import onnx.helper
 
+from tccompile.load.constants import held
 from tccompile.load.counted.begin import with_room
 from tccompile.load.counted.elements import along_others
 from tccompile.load.counted.late import parts
-from tccompile.load.sizes import INT64, Axes, Number, Size, Sizes
+from tccompile.load.sizes import INT64, SMALL, Axes, Number, Size, Sizes
+from tccompile.load.types import Type
 
 
 def sliced(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -72,6 +74,15 @@ def gather(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.says(node.output[0], out)
 
 
+def gather_each(s: Sizes, node: onnx.NodeProto) -> bool:
+    """Of each row of x elements at that row's indices."""
+    x, at = node.input
+    axis, shape = s.attribute("axis"), s.shape(x)
+    s.folder.types[node.output[0]] = Type(s.elem(x), (*shape[:axis], *s.shape(at)[1:], *shape[axis + 1 :]))
+    s.folder.kept.append(node)
+    return True
+
+
 def from_beginning(s: Sizes, indices: str, ends: str) -> str:
     """Indices of which none is negative: those are counted from `ends`, which has one number or one for each column."""
     if s.elem(indices) != INT64:
@@ -128,7 +139,7 @@ def concat(s: Sizes, node: onnx.NodeProto) -> bool:
     s.says(node.output[0], out)
     if not any(axis in s.of(x) for x in node.input):
         return False
-    return _one_after_the_other(s, list(node.input), axis)
+    return _between(s, list(node.input), axis) or _one_after_the_other(s, list(node.input), axis)
 
 
 def _as_many(s: Sizes, x: str, axis: int, n: int) -> str:
@@ -141,6 +152,45 @@ def _as_many(s: Sizes, x: str, axis: int, n: int) -> str:
         y = s.add("Slice", [y, s.constant([0]), s.constant([n]), s.constant([axis])])
     s.says(y, own)
     return y
+
+
+def _between(s: Sizes, inputs: list[str], axis: int) -> bool:
+    """One tensor between others that are one number everywhere: a row is one of its, or that number. False for other tensors."""
+    numbers = [_everywhere(s, x) for x in inputs]
+    places = [i for i, number in enumerate(numbers) if number is None]
+    if len(places) != 1 or len({number for number in numbers if number is not None}) != 1:
+        return False
+    x, fill = inputs[places[0]], next(number for number in numbers if number is not None)
+    sizes = [s.of(name).get(axis, s.shape(name)[axis]) for name in inputs]
+    before, own = s.combined("Add", 0, 0), sizes[places[0]]
+    for size in sizes[: places[0]]:
+        before = s.combined("Add", before, size)
+    total = s.combined("Add", before, own)
+    for size in sizes[places[0] + 1 :]:
+        total = s.combined("Add", total, size)
+    extents, after = [s.shape(name)[axis] for name in inputs], len(s.shape(x)) - 1 - axis
+    begin, count = (n.count if isinstance(n, Size) else s.constant([n]) for n in (before, own))
+    at = s.add("Sub", [s.constant(np.arange(sum(extents))), begin])
+    inside = s.add("And", [s.add("GreaterOrEqual", [at, s.constant([0])]), s.add("Less", [at, count])])
+    at = s.add("Min", [s.add("Max", [at, s.constant([0])]), s.constant([max(s.shape(x)[axis] - 1, 0)])])
+    others = {a: size for a, size in s.of(x).items() if a != axis}
+    with s.as_bounds(x):
+        y = s.add("Gather", [x, at], axis=axis)
+    s.instead(
+        "Where",
+        [s.add("Reshape", [inside, s.constant([-1, *[1] * after])]), y, s.constant(fill, s.folder.type_of(x, s.node).dtype)],
+    )
+    assert isinstance(total, Size)
+    return s.says(s.node.output[0], {**others, axis: total}) or True
+
+
+def _everywhere(s: Sizes, name: str) -> float | int | None:
+    """The number that all elements of a constant are, which takes no memory but for one; None for others."""
+    weight = s.folder.constants.get(name)
+    if weight is None or not held(weight).size or (any(held(weight).strides) and held(weight).size > SMALL):
+        return None
+    values = weight.values if any(held(weight).strides) else weight.values.reshape(-1)[:1]
+    return values.flat[0].item() if (values == values.flat[0]).all() else None
 
 
 def _one_after_the_other(s: Sizes, inputs: list[str], axis: int) -> bool:

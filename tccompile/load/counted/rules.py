@@ -19,7 +19,7 @@ from tccompile.load.counted.elements import (
 )
 from tccompile.load.counted.late import LATE
 from tccompile.load.counted.mixing import arg, cumulative, gemm, matmul, one_hot, reduced, roi_align, scatter, softmax, top_k
-from tccompile.load.counted.parts import concat, gather, gather_elements, gather_nd, like_first, sliced, split
+from tccompile.load.counted.parts import concat, gather, gather_each, gather_elements, gather_nd, like_first, sliced, split
 from tccompile.load.counted.resized import resize
 from tccompile.load.counted.shapes import constant_of_shape, expand, numbers_of, range_, reshape, shape_of, size_of
 from tccompile.load.sizes import Folding, Rule, Rules, Sizes
@@ -27,6 +27,7 @@ from tccompile.load.sizes import Folding, Rule, Rules, Sizes
 COUNTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
     "Choice": (choice, ()),
     "Compress": (compress, (1,)),
+    "GatherEach": (gather_each, ()),
     "Guard": (guard, ()),
     "NonMaxSuppression": (non_max_suppression, (0, 1)),
     "NonZero": (non_zero, (0,)),
