@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, substitute, walk
+from tccompile.ir.expr import FUNCTIONS, Expr, const, is_sum, is_whole, substitute, walk
 from tccompile.ir.extent import Extent, Open, ceil_div
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.spec import F32, I32, Value
@@ -23,7 +24,7 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
-COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu")}
+COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh")}
 """Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
 factor as well, which they multiply by anyway."""
 
@@ -167,6 +168,15 @@ class Lines:
             self.lines.append(f"{self.known[text]} = {text}")
         return self.known[text]
 
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """What is added within it is a block of its own, whose names mean nothing behind it."""
+        mark, before = len(self.lines), dict(self.known)
+        yield
+        self.lines[mark:] = [head, *(f"    {line}" for line in self.lines[mark:])]
+        new = {f"# {text}": name for text, name in self.known.items() if text not in before}
+        self.known = before | new
+
     def value(self, expr: Expr, leaf: Callable[[Expr], str]) -> str:
         """The name that holds the expression's value; `leaf` gives that of an `acc` or a `load`."""
         match expr.fn:
@@ -205,11 +215,16 @@ class Lines:
 
     def unrounded(self, expr: Expr, leaf: Callable[[Expr], str], dtype: DType) -> str:
         """The name of a float32 that rounded to an integer and saturated to `dtype`, of a byte, is the value of an expression."""
-        if expr.fn == "cast" and expr.args[0].fn == "saturate":
-            x, *limits = expr.args[0].args
-            if x.fn == "round" and limits == [const(float(dtype.lowest)), const(float(dtype.largest))]:
-                return self.value(x.args[0], leaf)
-        return self.cast(self.value(expr, leaf), expr.dtype, DType.F32)
+        low, high = float(dtype.lowest), float(dtype.largest)
+        x = expr.args[0] if expr.fn == "cast" and expr.args[0].fn == "saturate" else expr
+        within = x is expr or all(low <= e.value <= high for e in x.args[1:])  # type: ignore[operator]
+        if x.dtype is DType.F32 and is_whole(x) and within:
+            if x.fn == "saturate" and x.args[0].fn == "round" and [e.value for e in x.args[1:]] == [low, high]:
+                x = x.args[0]
+            return self.value(x.args[0] if x.fn == "round" else x, leaf)
+        stored = self.stored(self.value(expr, leaf), expr.dtype, dtype)
+        bits = self.let(f"({stored} - i64({int(low)})) & i64(255)")  # modulo 256, as other stores have it
+        return self.let(f"narrow_to_float({bits} + i64({int(low)}))")
 
     def _rounded(self, expr: Expr, leaf: Callable[[Expr], str], how: str) -> str | None:
         """A float rounded, moved by a zero point and saturated to bytes, as a float ("rounded"), int64 ("whole"), or an int64 of

@@ -12,7 +12,7 @@ from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import BYTES
@@ -49,7 +49,8 @@ class ConvDirect(TextKernel):
         threads = _rows(op, program) / pixels * ceil_div(w.shape[0], lanes)
         taps = w.size / w.shape[0] / vector
         own = measured(arch).conv_direct
-        instructions = taps * (own.vector * (pixels + lanes) + pixels * lanes * vector) + own.setup
+        load = own.vector_float8 if program.tensors[op.x].dtype in FLOAT8 else own.vector
+        instructions = taps * (load * (pixels + lanes) + pixels * lanes * vector) + own.setup
         issue = threads * instructions / (arch.fp32_tflops * 1e6 / own.slots)
         latency = taps * (own.tap_us + own.more_us * pixels * lanes * vector)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, latency)

@@ -10,7 +10,7 @@ channels stay in shared memory for all of its tiles, and are copied while the la
 All of this is counted in bytes of the channels: 64 halves are 128 bytes, which hold 128 integers of 8 bits. Boxes of so few bytes
 that half of a row would be empty have rows of 64.
 
-A block has two warpgroups, each with a tile of its own: while one stores its results, the other one multiplies. One thread of a
+A block has two warpgroups or more, each with a tile of its own: while one stores its results, others multiply. One thread of a
 further warp has boxes copied, a tile's 64 channels after the other, into the rings of buffers that the warpgroups have; two
 barriers of each buffer say when it is full, and when it has been read.
 
@@ -33,7 +33,7 @@ from math import prod
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, least, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, divides, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -82,13 +82,14 @@ LEAST, MOST = 16, 192
 MOST_STAGES = 4
 
 GROUPS = 2
-"""Warpgroups that multiply."""
+"""Warpgroups that multiply, each a tile of its own."""
+
+MORE_GROUPS = {3: 64, 4: 32}
+"""The same of integers of 8 bits, which are multiplied in less time than results take: these are then rounded by more warps at
+once. And the accumulators that there are registers for, of a thread."""
 
 GROUP = 128
 """Threads of a warpgroup."""
-
-WARPS = 4 * GROUPS
-THREADS = 32 * (WARPS + 1)
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Patch:
     spread          whether taps are columns of a product, which takes the box's pixels as they lie
     kinds           PTX's types of the elements of the image and of the weights, which have the same size
     result          bytes of a result in a box
+    groups          warpgroups that multiply
     """
 
     across: int
@@ -117,6 +119,16 @@ class Patch:
     spread: bool
     kinds: tuple[str, str] = ("f16", "f16")
     result: int = RESULT
+    groups: int = GROUPS
+
+    @property
+    def warps(self) -> int:
+        """That multiply."""
+        return 4 * self.groups
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 1)
 
     @property
     def size(self) -> int:
@@ -156,7 +168,7 @@ class Patch:
     @property
     def most(self) -> int:
         """Accumulators that a thread may have."""
-        return MOST_SPREAD if self.spread else MOST_BOXED if self.boxed else MOST_STORED
+        return MOST_SPREAD if self.spread else MORE_GROUPS.get(self.groups, MOST_BOXED) if self.boxed else MOST_STORED
 
     @property
     def chunks(self) -> int:
@@ -253,11 +265,11 @@ class Patch:
         """Shared memory: weights, the warpgroups' rings of so many buffers each, results, and barriers one after the other."""
         return SharedLayout(
             Region("weights", self.weights),
-            Region("ring", GROUPS * stages * self.slot, KIB),
-            Region("results", WARPS * self.staged),
+            Region("ring", self.groups * stages * self.slot, KIB),
+            Region("results", self.warps * self.staged),
             barriers("weights full", self.chunks),
-            *ring_barriers("ring", GROUPS * stages),
-            barriers("landed", WARPS if self.added else 0),
+            *ring_barriers("ring", self.groups * stages),
+            barriers("landed", self.warps if self.added else 0),
         )
 
     def smem(self, stages: int) -> int:
@@ -318,7 +330,9 @@ class ConvHalo(Kernel):
             for across, down in TILES
             if not boxed and across * down >= GROUP
         ]
-        for config in [*tiled, *spread]:
+        integers = boxed and program.tensors[op.x].dtype in BYTES
+        crowded = [{**config, "groups": groups} for config in tiled for groups in MORE_GROUPS] if integers else []
+        for config in [*tiled, *crowded, *spread]:
             patch = patch_of(op, program, config)
             short = boxed or patch.blocks == 1 or len(steps(patch, patch.whole if patch.chunks > 1 else patch.last)) <= MOST_STEPS
             fits = patch.blocks * patch.wide // 2 <= patch.most and patch.stages(arch)
@@ -347,10 +361,14 @@ class ConvHalo(Kernel):
         storing = (
             adding
             + bytes_
-            + slots_of(op.epilogue.expr, arch) * patch.pixels * patch.columns / 128
+            + slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) * patch.pixels * patch.columns / 128
             + patch.pixels / SIDE**2 * patch.columns * (own.shuffling if op.epilogue.shuffle > 1 else own.storing) * accesses
         ) / cycles
-        computing = each * max(multiplying + storing, copying) + patch.weights / own.weights
+        computing = each * max((multiplying + storing) * own.of_groups[patch.groups], copying) + patch.weights / own.weights
+        if patch.size * patch.channels <= UNIT and not patch.spread:
+            computing += patch.taps * patch.columns * own.short_row / cycles
+        if each == 1:  # its results are those of one warpgroup, and nothing is multiplied meanwhile
+            computing += own.alone_us * patch.pixels * patch.columns / 1000
         moving = traffic_us(op, program, arch)
         return own.start_us + max(computing, moving) + own.exposed * min(computing, moving)
 
@@ -381,10 +399,11 @@ class ConvHalo(Kernel):
             code(
                 self.name, across=patch.across, down=patch.down, columns=patch.columns, height=patch.height, width=patch.width,
                 channels=patch.channels, boxed=patch.boxed, added=patch.added, spread=patch.spread, kinds=patch.kinds,
-                result=patch.result, stages=stages, constant=w.storage in program.constants, epilogue=spec.params,
+                result=patch.result, groups=patch.groups, stages=stages, constant=w.storage in program.constants,
+                epilogue=spec.params,
             ),
             grid=(shares * least(tiles, arch.sms // shares), 1, 1),
-            block=THREADS,
+            block=patch.threads,
             args=(*maps, *map(I32, numbers), *spec.args),
             # No multiprocessor has room for two: of launches that start early it would take two where one of the grid before
             # has ended, and leave others without one.
@@ -413,13 +432,14 @@ def columns_of(boxed: bool) -> tuple[int, ...]:
 
 
 def is_boxed(op: Conv, program: Program) -> bool:
-    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels and with
-    its pixels at one stride, as those of y. Both are of halves, or both of 8 bits."""
+    """Whether the copy engine can store y, and read what is added to it: one tensor at most, in vectors of 8 channels, or a part
+    of one. Both are of halves, or both of 8 bits."""
     y, loads = program.tensors[op.y], epilogue.loads_by_row(op, program)
     target = epilogue.describe(op, program, epilogue.frame_of(op, program)).form.y
     if target.shuffled or target.mode != "vector" or target.rows == "general" or len(loads) > 1:
         return False
-    if any(load.step is None or not load.vector for load in loads):
+    apart = [n for load in loads for n in _bytes_apart(load, program.op_shape(op))]
+    if not all(load.vector for load in loads) or any(n <= 0 or not divides(UNIT, n) for n in apart):
         return False
     boxes = y, *(load.tensor for load in loads)
     if any(t.rank != y.rank for t in boxes):  # a constant for each pixel, which zero points of padded images make
@@ -434,7 +454,8 @@ def patch_of(op: Conv, program: Program, config: Config) -> Patch:
     tile = config["across"], config["down"], config["columns"]
     added, kinds = boxed and bool(epilogue.loads_by_row(op, program)), (OPERANDS[x.dtype], OPERANDS[w.dtype])
     result = y.dtype.size if boxed else RESULT
-    return Patch(*tile, w.shape[2], w.shape[3], x.shape[1], boxed, added, "spread" in config, kinds, result)
+    groups = config.get("groups", GROUPS)
+    return Patch(*tile, w.shape[2], w.shape[3], x.shape[1], boxed, added, "spread" in config, kinds, result, groups)
 
 
 def tiles_of(op: Conv, program: Program, patch: Patch) -> tuple[int, int, int, int]:
@@ -464,11 +485,15 @@ def _map_weights(problem: Problem, patch: Patch) -> TiledMap:
 
 
 def _map_added(load: epilogue.RowLoad, y: Tensor, box: tuple[int, ...], swizzle: int) -> TiledMap:
-    """The same of what is added to y, whose pixels lie `step` elements apart, one after the other."""
-    (_, channels, p, q), size = y.shape, load.tensor.dtype.size
-    assert load.step is not None
-    strides = tuple(size * n * load.step for n in (1, q, p * q))
-    return TiledMap(load.tensor.name, size * load.offset, (channels, q, p, y.shape[0]), strides, box, (1, 1, 1, 1), swizzle)
+    """The same of what is added to y."""
+    (n, channels, p, q), size = y.shape, load.tensor.dtype.size
+    apart = _bytes_apart(load, y.shape)
+    return TiledMap(load.tensor.name, size * load.offset, (channels, q, p, n), apart, box, (1, 1, 1, 1), swizzle)
+
+
+def _bytes_apart(load: epilogue.RowLoad, shape: Shape) -> tuple[Extent, ...]:
+    """Bytes from column to column, row to row and image to image of what is added to a result of this shape."""
+    return tuple(load.tensor.dtype.size * load.strides[axis] if shape[axis] > 1 else UNIT for axis in (3, 2, 0))
 
 
 # --- The code --------------------------------------------------------------------------------------------------------
@@ -504,11 +529,11 @@ def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> A
     """How the results of a tile leave."""
     from tccompile.kernels.parts import image_results as results
 
-    each = patch.staged * (WARPS // GROUPS if patch.spread else 1)
+    each = patch.staged * (4 if patch.spread else 1)
     sums = group_atom(*patch.kinds).acc
     staging = Staging(layout["results"], each, layout["landed"] if patch.added else None, patch.result, sums)
     if patch.boxed:
-        return results.ImageBoxes(patch.columns, patch.places, WARPS, staging, params)
+        return results.ImageBoxes(patch.columns, patch.places, patch.warps, staging, params)
     if patch.spread:
         tile, window = (patch.across, patch.down), (patch.columns, patch.height, patch.width)
         return results.ImageSums(tile, window, patch.pitch, patch.blocks, patch.parts, staging, params)
@@ -516,7 +541,7 @@ def _results(patch: Patch, layout: SharedLayout, params: tuple[Value, ...]) -> A
 
 
 def _produce(patch: Patch, ring: Any, weights: Any, constant: bool) -> Any:
-    """The device function of the thread that asks for copies: weights, then tile by tile, for the two warpgroups in turn, boxes
+    """The device function of the thread that asks for copies: weights, then tile by tile, for the warpgroups in turn, boxes
     of the image. (maps, buffers, order, geometry, start)
 
     buffers  of the ring, and of the weights; start: as `image_order.starting` has it
@@ -530,6 +555,7 @@ def _produce(patch: Patch, ring: Any, weights: Any, constant: bool) -> Any:
     else:
         ask = halo.weights_by_tap(weights, patch.depth, patch.taps, patch.tap)
     fill, place = halo.Halo(ring, patch.chunks, patch.depth, patch.box).fill, image_order.placing(patch.across, patch.down)
+    groups = patch.groups
 
     @inline
     def produce(maps, buffers, order, geometry, start):
@@ -539,11 +565,14 @@ def _produce(patch: Patch, ring: Any, weights: Any, constant: bool) -> Any:
         hw.wait_for_earlier_grids()
         if not constant:
             ask(maps[1], buffers[1], first, geometry[2])
-        (slot, parity), (other, other_parity), number = ring.writer(), ring.writer(), i32(0)
+        slot, parity = ring.writer()
         while tile < order[0]:
-            slot, parity = fill(maps[0], buffers[0], place(tile, order), number, slot, parity, geometry[:2])
-            slot, parity, other, other_parity, number = other, other_parity, slot, parity, i32(number ^ 1)
-            tile = i32(tile + stride)
+            # In each round all warpgroups' rings are at the same stage.
+            begin, begin_parity = slot, parity
+            for number in range(groups):
+                if tile < order[0]:
+                    slot, parity = fill(maps[0], buffers[0], place(tile, order), i32(number), begin, begin_parity, geometry[:2])
+                tile = i32(tile + stride)
 
     return produce
 
@@ -594,7 +623,7 @@ def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline
 
-    place = image_order.placing(patch.across, patch.down)
+    place, groups = image_order.placing(patch.across, patch.down), patch.groups
 
     @inline
     def consume(thread, buffers, order, bounds, start, e):
@@ -612,7 +641,7 @@ def _consume(patch: Patch, ring: Any, sum_up: Any, results: Any) -> Any:
             results.ask(own, where, turn, e)
             acc, slot, parity = sum_up(buffers, group, slot, parity, leads)
             turn = results.finish(acc, own, where, turn, e)
-            tile = i32(tile + GROUPS * stride)
+            tile = i32(tile + groups * stride)
         results.drain(lane)
 
     return consume
@@ -628,10 +657,11 @@ def _function(patch: Patch, stages: int, constant: bool, params: tuple[Value, ..
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     layout = patch.layout(stages)
-    weights, ring = Stages(layout, "weights", patch.chunks, patch.filters), Ring(layout, "ring", stages, patch.slot, 1, GROUPS)
+    weights = Stages(layout, "weights", patch.chunks, patch.filters)
+    ring = Ring(layout, "ring", stages, patch.slot, 1, patch.groups)
     results, begin = _results(patch, layout, params), image_order.starting(patch.columns)
     produce, sum_up = _produce(patch, ring, weights, constant), _sum_up(patch, ring, weights, _accumulators(patch))
-    consume, stored = _consume(patch, ring, sum_up, results), patch.boxed
+    consume, stored, warps = _consume(patch, ring, sum_up, results), patch.boxed, patch.warps
     geometry_at = image_order.NUMBERS
     bounds_at = geometry_at + GEOMETRY
 
@@ -653,8 +683,8 @@ def _function(patch: Patch, stages: int, constant: bool, params: tuple[Value, ..
                 hw.prefetch_map(maps[2])
         cuda.syncthreads()
         start = begin(order)
-        if warp >= WARPS:
-            if tid == GROUP * GROUPS:
+        if warp >= warps:
+            if tid == 32 * warps:
                 produce(maps, buffers, order, geometry, start)
         else:
             consume((base, warp, lane, tid), buffers, order, bounds, start, maps[2:] + e)
@@ -662,4 +692,4 @@ def _function(patch: Patch, stages: int, constant: bool, params: tuple[Value, ..
     maps, integers = 2 + results.maps, bounds_at + (1 if patch.boxed else 2)
     extra = results.types[results.maps :]
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *extra)
-    return Function(entry(body, 0, maps, integers, len(extra)), signature, THREADS)
+    return Function(entry(body, 0, maps, integers, len(extra)), signature, patch.threads)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from tccompile.arch import KIB, Arch
+from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
@@ -42,6 +42,10 @@ COLUMNS = 64
 
 FLAT = 32
 """Steps of 4 quads up to which they may begin in different taps: each takes a register for where it lies."""
+
+SHORT = 4
+"""Tiles of a block up to which later grids may start at once. The blocks of a long grid end at times that are far apart, and
+those of the next one, of which one is meant for each multiprocessor, would all go to those that are free first."""
 
 AT_ONCE = 4
 """Vectors that a thread has on their way to shared memory, pixels or weights."""
@@ -200,7 +204,7 @@ class ConvPatch(TextKernel):
         sharing = steps * (4 * patch.mi + patch.outputs / 4) / own.sharing
         copies = patch.height * patch.width * max(1, patch.quads // 2)
         stores = 16 * patch.warps * patch.mi * patch.outputs / patch.lanes
-        functions = slots_of(op.epilogue.expr, arch) * stores * patch.lanes
+        functions = slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) * stores * patch.lanes
         issuing = (own.copying * copies + own.storing * stores + functions) / (128 * own.sharing)
         tile = max(multiplying, sharing) + own.exposed * min(multiplying, sharing) + issuing
         tile *= max(1.0, 16 / (resident * patch.warps)) ** own.few_warps  # too few warps to hide latencies
@@ -266,9 +270,11 @@ class ConvPatch(TextKernel):
             "read_pair": intrinsic("ptx.memory.load_words", 4, "global.nc"),
             "read_x": intrinsic("ptx.memory.load", x, 1, True, "global.nc"),
             **{f"put{n}": intrinsic("ptx.mma.store_shared_words", n) for n in (2, 4)},
+            **{name: intrinsic(f"ptx.hopper.{name}") for name in ("wait_for_earlier_grids", "let_later_grids_start")},
         }
         signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
-        return KernelText(signature, lines(patch, x), scope, patch.threads, patch.resident(arch))
+        early = arch.has(Feature.EARLY_START)
+        return KernelText(signature, lines(patch, x, early), scope, patch.threads, patch.resident(arch))
 
 
 NUMBERS = "tiles, along, along_m, along_s, down, down_m, down_s, P, Q, H, W, ph, pw, xn, xc, xh, xw, outputs, padded, wo, wr, ws"
@@ -315,11 +321,16 @@ def patch_of(params: dict[str, Any]) -> Patch:
 # --- The code --------------------------------------------------------------------------------------------------------
 
 
-def lines(patch: Patch, x: DType) -> list[str]:
+def lines(patch: Patch, x: DType, early: bool) -> list[str]:
     """The kernel's source. x: (N, C, H, W) at any strides, w: [O][R][S][C]; y's rows are m = (n * P + p) * Q + q.
 
     Block: tiles blockIdx.x, blockIdx.x + gridDim.x …, columns blockIdx.y * outputs … A warp computes 16·mi pixels of a row.
     """
+    early_start = [
+        "wait_for_earlier_grids()",
+        f"if tiles <= i32(i32(cuda.gridDim.x) * i32({SHORT})):",
+        "    let_later_grids_start()",
+    ]
     out = [
         "tid = i32(cuda.threadIdx.x)",
         "lane, warp = tid & i32(31), tid >> i32(5)",
@@ -327,6 +338,7 @@ def lines(patch: Patch, x: DType) -> list[str]:
         f"first = i32(i32(cuda.blockIdx.y) * i32({patch.outputs}))",
         "patch = base()",
         f"filters = i32(patch + i32({patch.patch_bytes}))",
+        *(early_start if early else []),
         *_weights(patch),
         *_places(patch),
         "tile = i32(cuda.blockIdx.x)",
@@ -346,7 +358,7 @@ def lines(patch: Patch, x: DType) -> list[str]:
         *_results(patch),
         "tile = i32(tile + i32(cuda.gridDim.x))",
     ]
-    return out + [f"    {line}" for line in inner]
+    return out + [f"    {line}" for line in inner] + (["let_later_grids_start()"] if early else [])
 
 
 def split(name: str, n: int, whole: str, rest: str) -> list[str]:

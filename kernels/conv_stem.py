@@ -31,7 +31,7 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.conv_patch import split, vectors_of
+from tccompile.kernels.conv_patch import SHORT, split, vectors_of
 from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.loops import device, entry, refusal
 from tccompile.kernels.parts import image_order
@@ -64,8 +64,8 @@ BUFFERS = 2
 REGISTERS, MORE_REGISTERS = 128, 168
 """Of a thread; more where it holds many pixels beside the results of 64 channels."""
 
-MANY_WORDS = 8
-"""Words of pixels."""
+MANY_WORDS, MANY_WORDS_OF_BYTES = 8, 18
+"""Words of pixels, with results of halves and of bytes."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class Stem:
     @property
     def by_registers(self) -> int:
         """Blocks of a multiprocessor that its registers are shared out to."""
-        many = self.columns > 32 and self.turns * (2 if self.vector else self.channels) > MANY_WORDS
+        words = self.turns * (2 if self.vector else self.channels)
+        many = self.columns > 32 and words > (MANY_WORDS_OF_BYTES if self.y in BYTES else MANY_WORDS)
         return 65536 // ((MORE_REGISTERS if many else REGISTERS) * self.threads)
 
     def resident(self, arch: Arch) -> int:
@@ -246,7 +247,7 @@ class ConvStem(Kernel):
         turns = max(1.0, ceil(waves) if waves <= 2 else waves + 0.5)
         multiplying = 2 * stem.groups * len(stem.steps) * (own.multiplying + own.more * stem.columns) / measured(arch).cycles_us
         putting = own.putting * stem.height * stem.width * (stem.phases + (2 if stem.vector else stem.channels))
-        storing = own.storing + slots_of(op.epilogue.expr, arch)
+        storing = own.storing + slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch)
         issuing = (putting + storing * 128 * stem.groups * stem.columns) / (128 * measured(arch).cycles_us)
         weights = own.weight_us * ceil_div(stem.quads * stem.columns, stem.threads)
         computing = own.start_us + weights + turns * max((multiplying + issuing) * together, own.least_us)
@@ -377,12 +378,14 @@ def lines(stem: Stem, x: DType, constant: bool) -> list[str]:
         _key(stem),
         "c = i32(first + (lane & i32(3)) * i32(2))",
         *(["wait_for_earlier_grids()"] if constant else []),
-        "let_later_grids_start()",
+        f"if tiles <= i32(stride * i32({SHORT})):",
+        "    let_later_grids_start()",
         "image, row, column = place(tile, order)",
         *_read(stem, x),
         "turn = i32(0)",
         "while tile < tiles:",
         *(f"    {line}" for line in loop),
+        "let_later_grids_start()",
         "if lane == 0:",
         "    boxes_read()",
     ]

@@ -162,12 +162,14 @@ class RowLoad:
     offset  of what row 0 reads, in elements from the tensor's first one
     step    elements from row to row, or None where rows lie at several strides
     vector  whether neighbouring columns are neighbours in memory, and groups of 8 begin at multiples of 16 bytes
+    strides  elements from one to the next along each axis of the result
     """
 
     tensor: Tensor
     offset: Extent
     step: Extent | None
     vector: bool
+    strides: Shape
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,8 @@ def loads_by_row(op: Op, program: Program) -> tuple[RowLoad, ...]:
         if read.by_row:
             access = _access(program, view, len(shape))
             step = next((access.strides[a] for a in reversed(frame[:-1]) if a is not None and shape[a] > 1), 0)
-            found.append(RowLoad(access.tensor, access.offset, step if read.rows == "linear" else None, read.mode == "vector"))
+            linear, vector = read.rows == "linear", read.mode == "vector"
+            found.append(RowLoad(access.tensor, access.offset, step if linear else None, vector, access.strides))
     return tuple(found)
 
 
@@ -475,7 +478,7 @@ class _Writer:
         read_from = ["m"] + [out.let(f"select({n} < end, {n}, m)") for n in self.numbers[1:]]
         self.read_from = read_from + ["m"] * (self.rows - len(self.numbers))
         inner = [self.arguments.divider() for _ in range(form.depth - 1)]
-        apart = "general" in (form.y.rows, *(load.rows for load in form.loads))
+        apart = self.stores and "general" in (form.y.rows, *(load.rows for load in form.loads))
         self.digits = [split(out, n, inner) if apart else [] for n in self.read_from]
         first = self.arguments.take("address")
         addresses = [f"{first}{row}" for row in self._offsets(form.y.rows, form.y.dtype.size)]
@@ -489,6 +492,8 @@ class _Writer:
     def _offsets(self, how: str, size: int) -> list[str]:
         """Bytes from the tensor's first element to each row's, as text to add."""
         strides = [self.arguments.take() for _ in range({"none": 0, "linear": 1, "general": self.form.depth}[how])]
+        if not self.stores:  # the copy engine knows where rows lie
+            return [""] * len(self.read_from)
         each = [{"none": [], "linear": [n], "general": d}[how] for n, d in zip(self.read_from, self.digits, strict=True)]
         return ["".join(f" + i64({d}) * (i64({s}) * {size})" for d, s in zip(at, strides, strict=True)) for at in each]
 

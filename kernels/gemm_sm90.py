@@ -41,7 +41,6 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
@@ -350,7 +349,7 @@ class Hopper(OneWay):
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
         biased = len(way.epilogue.loads) > loads
-        slots = slots_of(coarse(way.epilogue.expr, program.tensors[way.y].dtype), arch)
+        slots = slots_of(way.epilogue.expr, program.tensors[way.y].dtype, arch)
         moving = traffic_us(way, program, arch)
 
         sparse = self._compressed(way, program)

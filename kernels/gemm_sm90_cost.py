@@ -5,10 +5,13 @@ from __future__ import annotations
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div
+from tccompile.ir.types import DType
+from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
 from tccompile.kernels.parts.staging import RESULT
+from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
@@ -29,11 +32,12 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
-def slots_of(expr: Expr, arch: Arch) -> float:
-    """Slots of instructions that the functions of an epilogue take which count."""
+def slots_of(expr: Expr, dtype: DType, arch: Arch) -> float:
+    """Slots of instructions that the functions of an epilogue take which count, where this is stored of it."""
     own = measured(arch).gemm_sm90
     slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu, "tanh": own.tanh}
-    return sum(slots.get(e.fn, 0) for e in walk(expr))
+    slots |= dict.fromkeys(("coarse_tanh", "coarse_sigmoid", "coarse_silu"), own.coarse_tanh)
+    return sum(slots.get(e.fn, 0) for e in walk(coarse(expr, dtype)))
 
 
 def time_us(
@@ -108,6 +112,8 @@ def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: in
         return own.split_us + own.split_sums_us * results + own.split_load_us * loads + tile
     if not t.boxed:
         return (own.row_us + own.row_load_us * loads) * results
+    if t.result < RESULT and BITS[t.kinds[0]] == 16:
+        return (own.byte_of_halves_us + own.byte_load_us * loads) * results
     if t.paired:
         return (own.byte_swapped_us + own.byte_swapped_load_us * loads) * results
     if t.swapped:  # a lane has read its bias before

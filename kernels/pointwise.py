@@ -18,19 +18,46 @@ A transpose of one input (of floats, with both axes long) can go through shared 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import Atom, Coord, Element, Expr, Greatest, Index, Least, Quotient, Range, Remainder, View, parts
+from tccompile.ir.expr import (
+    Atom,
+    Coord,
+    Element,
+    Expr,
+    Greatest,
+    Index,
+    Least,
+    Quotient,
+    Range,
+    Remainder,
+    View,
+    parts,
+    substitute,
+    walk,
+)
 from tccompile.ir.extent import Extent, Shape, ceil_div, divides, greatest, least, round_up, same
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Lines, Parameters, coarse, constant, decode, divider, encode, lifted, split, unrounded
+from tccompile.kernels.codegen import (
+    COMPUTE,
+    Lines,
+    Parameters,
+    coarse,
+    constant,
+    decode,
+    divider,
+    encode,
+    lifted,
+    split,
+    unrounded,
+)
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Arg, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Intrinsic, KernelText, TextKernel, indented, intrinsic
@@ -462,10 +489,18 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Kerne
     for d, digit in zip(order, split(out, thread, inner), strict=True):
         digits[d] = digit
     first = digits[last] if lanes == 1 else out.let(f"i32({digits[last]} * {lanes})")
-    values = [_read(out, d, digits, first, lanes, extent) for d in described]
+
+    def read(loads: Iterable[int]) -> dict[int, list[str]]:
+        return {k: _read(out, described[k], digits, first, lanes, extent) for k in loads}
+
+    lazy = _lazy(expression, {k for k, (_, mode, _, terms, *_) in enumerate(loads) if mode == "each" or terms})
+    if lazy is None:
+        values, left = read(range(len(described))), expression
+    else:
+        values, left = _read_lazily(out, lazy, read, lanes)
     results = []
     for i in range(lanes):
-        value = out.value(expression, lambda e, i=i: values[e.value][i])  # type: ignore[misc]
+        value = out.value(left, lambda e, i=i: values[e.value][i])  # type: ignore[misc]
         value = out.stored(value, expression.dtype, y_type)
         zero = "f32(0)" if y_type.is_float else "i64(0)"
         results.append(out.let(f"select({_lane(first, i)} < {extent}, {value}, {zero})") if mask else value)
@@ -480,6 +515,61 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Kerne
             out.lines.append(f"put({base} + i64({_lane(first, i)}) * (i64({step}) * {y_type.size}), {r}{guard})")
     lines = [out.lines[0], f"if {thread} < {total}:", *indented(out.lines[1:])]
     return KernelText(taken.signature, lines, accesses, THREADS)
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """What only matters where conditions hold: its value, and the expression in which it is the load INSIDE."""
+
+    conditions: tuple[Expr, ...]
+    inside: Expr
+    left: Expr
+
+
+INSIDE = 1 << 20
+"""The number of a load that stands for a value."""
+
+RARE = 3
+"""Loads of each lane by itself, or at computed places, of as many of which it is worth asking whether any lane needs them."""
+
+
+def _lazy(expr: Expr, dear: Collection[int]) -> _Lazy | None:
+    """What need not be computed where an expression's outermost conditions do not hold, if that saves loads that are dear."""
+    conditions, inside, others = list[Expr](), expr, set[int]()
+    while inside.fn == "where":
+        condition, inside, other = inside.args
+        conditions.append(condition)
+        others |= _loads_of(condition) | _loads_of(other)
+    saved = (_loads_of(inside) - others).intersection(dear)
+    if len(saved) < RARE or inside.dtype is DType.BOOL or not all(c.dtype is DType.BOOL for c in conditions):
+        return None
+    return _Lazy(tuple(conditions), inside, substitute(expr, {inside: Expr("load", (), INSIDE, inside.dtype)}))
+
+
+def _loads_of(expr: Expr) -> set[int]:
+    return {int(e.value) for e in walk(expr) if e.fn == "load"}  # type: ignore[arg-type]
+
+
+def _read_lazily(
+    out: Lines, lazy: _Lazy, read: Callable[[Iterable[int]], dict[int, list[str]]], lanes: int
+) -> tuple[dict[int, list[str]], Expr]:
+    """The values of all loads that are left, and the expression of them."""
+    early = set().union(*map(_loads_of, lazy.conditions), _loads_of(lazy.left) - {INSIDE})
+    values, needed = read(sorted(early)), list[str]()
+    for i in range(lanes):
+        for condition in lazy.conditions:
+            held = out.value(condition, lambda e, i=i: values[e.value][i])  # type: ignore[misc]
+            needed.append(out.let(f"select({held}, i32(1), i32(0))"))
+    rows = [" & ".join(dict.fromkeys(needed[i : i + len(lazy.conditions)])) for i in range(0, len(needed), len(lazy.conditions))]
+    some = out.let(" | ".join(f"({row})" for row in dict.fromkeys(rows)))
+    kept = [f"kept{i}" for i in range(lanes)]
+    out.lines += [f"{name} = {COMPUTE[lazy.inside.dtype]}(0)" for name in kept]
+    with out.block(f"if {some} != 0:"):
+        inner = values | read(sorted(_loads_of(lazy.inside) - early))
+        for i, name in enumerate(kept):
+            value = out.value(lazy.inside, lambda e, i=i: inner[e.value][i])  # type: ignore[misc]
+            out.lines.append(f"{name} = {value}")
+    return values | {INSIDE: kept}, lazy.left
 
 
 def _lane(first: str, i: int) -> str:

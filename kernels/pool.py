@@ -28,6 +28,12 @@ THREADS = 128
 UNROLLED = 16
 """Elements of the largest window, or row of a window, whose loop is unrolled."""
 
+STORED = 8
+"""Channels of a vector that is stored at once, at most."""
+
+MANY = 16
+"""Channels of a thread that compares words: a vector of as many bytes as a load takes."""
+
 
 class PoolKernel(TextKernel):
     """Pool in any layout; fast where channels lie in aligned vectors of 8."""
@@ -44,14 +50,18 @@ class PoolKernel(TextKernel):
         return refusal(op, program, frame)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
+        assert isinstance(op, Pool)
         yield {"lanes": _lanes(op, program)}
+        if _by_words(op, program) and _vectors(program.tensors[op.x], MANY):
+            yield {"lanes": MANY}
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Pool)
         taps = math.prod(op.window)
         reads = math.prod(program.op_shape(op)) * taps
         own = measured(arch).pool
-        issue = reads * (own.tap_of_bytes if _by_words(op, program) else own.tap) / (arch.fp32_tflops * 1e6 / 2)
+        tap = own.tap_of_many if config["lanes"] == MANY else own.tap_of_bytes if _by_words(op, program) else own.tap
+        issue = reads * tap / (arch.fp32_tflops * 1e6 / 2)
         waits = own.wait_us * (1 if taps <= UNROLLED else op.window[0] if op.window[-1] <= UNROLLED else taps / own.at_once)
         return measured(arch).launch_us + max(traffic_us(op, program, arch), issue, waits)
 
@@ -59,7 +69,7 @@ class PoolKernel(TextKernel):
         assert isinstance(op, Pool)
         x, lanes = program.tensors[op.x], int(config["lanes"])  # type: ignore[arg-type]
         frame = epilogue.frame_of(op, program)
-        spec = epilogue.describe(op, program, frame, lanes)
+        spec = epilogue.describe(op, program, frame, min(lanes, STORED))
         groups = epilogue.lane_groups(op, program, frame, lanes)
         shape, rows = program.op_shape(op), _rows(op, program)
         if not math.prod(shape):
@@ -150,7 +160,9 @@ class _Writer:
             *(self._mean() if shape.kind == "mean" else []),
             *(self._largest() if shape.words else []),
         ]
-        body.append(f"store(({''.join(f'{s}, ' for s in self.acc)}), {m}, {self.c}, e)")
+        for first in range(0, shape.lanes, STORED):
+            c = f"i32({self.c} + {first})" if first else self.c
+            body.append(f"store(({''.join(f'{s}, ' for s in self.acc[first : first + STORED])}), {m}, {c}, e)")
         lines = [f"t = i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)", f"if t < {total}:", *indented(body)]
         scope = {"load": self._load(), "store": self.stored.function}
         if shape.words:

@@ -26,6 +26,15 @@ BODIES: dict[str, Body] = {
         {"line": np.float32([1, 2, 3, 4])},
     ),
     "what is the same each time": ([("Exp", "once", "r")], {}),
+    "places that are the same each time": (
+        [
+            *ROW,
+            ("ArgMax", "once", "at", {"axis": 1, "keepdims": 0}),
+            ("Gather", "once at", "k", {"axis": 1}),
+            ("MatMul", "k g", "r"),
+        ],
+        {},
+    ),
     "the number alone": ([("Unsqueeze", "i zero", "u"), ("Cast", "u", "r", {"to": FLOAT})], {"zero": array(0)}),
     "reductions": (
         [
@@ -120,7 +129,7 @@ def independent(body: Body) -> onnx.ModelProto:
 CASES = [(name, at_most) for name in BODIES for at_most in (5, 2)]
 
 
-@pytest.mark.parametrize(("name", "at_most"), usually(CASES, 0, 1, 8, 19))
+@pytest.mark.parametrize(("name", "at_most"), usually(CASES, 0, 1, 5, 21))
 def test_as_onnx_runtime_runs_them(name: str, at_most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All iterations at once, or two in each iteration of another loop."""
     monkeypatch.setattr(unroll, "LONG_COUNTED", 0)

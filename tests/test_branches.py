@@ -15,7 +15,7 @@ from tccompile.ir.ops import Carry
 from tccompile.ir.verify import verify
 from tccompile.load import unroll
 from tccompile.pipeline import without_code
-from tccompile.plan.file import from_bytes, to_bytes
+from tccompile.plan.file import Plan, from_bytes, to_bytes
 from tccompile.runtime.cpu import CpuEngine
 from tccompile.runtime.session import Session
 from tests.networks import reference
@@ -75,6 +75,17 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
         lambda: whole([choice(chain("x", "r", "t"), [("Identity", "zeros", "r")])], "p", zeros=np.zeros((3, 4), np.float32)),
         1,
     ),
+    "the same, computed before": (
+        lambda: whole(
+            [
+                *chain("x", "b", "o"),
+                choice([*chain("x", "unread", "t"), ("Identity", "b", "r")], [("Transpose", "b", "r", {"perm": [0, 1]})]),
+                *_either("p", "y", "u"),
+            ],
+            "y",
+        ),
+        1,
+    ),
     "what is computed before, for it alone": (
         lambda: whole([*chain("x", "b", "o"), choice([("MatMul", "b w", "r")], [("Neg", "x", "r")])], "p"),
         1,
@@ -115,7 +126,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
                     [("Identity", "none", "r")],
                 )
             ],
-            "p", zero=np.float32(0), none=np.zeros((0, 2), np.float32),
+            "p", zero=np.float32(0), none=np.zeros((1, 2), np.float32),
         ),
         1,
     ),
@@ -150,10 +161,14 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tccompile.ir.branches.LEAST_US", 3.0)
 
 
-def compiled(m: onnx.ModelProto, precision: str = "fp32"):
-    loops = [n for n in m.graph.node if n.op_type == "Loop"]
-    loops += [n for node in m.graph.node for a in node.attribute for n in a.g.node if n.op_type == "Loop"]
-    return from_bytes(to_bytes(without_code(m, precision=precision, limits={n.name: 4 for n in loops})))
+def limits(m: onnx.ModelProto) -> dict[str, int]:
+    """How often its loops go round at most."""
+    inside = [n for node in m.graph.node for a in node.attribute for n in a.g.node]
+    return {n.name: 4 for n in (*m.graph.node, *inside) if n.op_type == "Loop"}
+
+
+def compiled(m: onnx.ModelProto, precision: str = "fp32") -> Plan:
+    return from_bytes(to_bytes(without_code(m, precision=precision, limits=limits(m))))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +198,13 @@ def test_as_onnx_runtime_runs_them(name: str) -> None:
     assert len(times) > 1 or name == "one in a loop"
 
 
-def test_an_if_that_is_short_is_computed_both_ways() -> None:
-    m = whole([choice([("Relu", "x", "r")], [("Neg", "x", "r")])], "p")
+@pytest.mark.parametrize("what", ["short", "nothing"])
+def test_ifs_that_are_computed_both_ways(what: str) -> None:
+    """One of a few nodes, and one that asks whether there is anything."""
+    if what == "short":
+        m = whole([choice([("Relu", "x", "r")], [("Neg", "x", "r")])], "p")
+    else:
+        m = whole([choice(chain("x", "r", "t"), [("Identity", "none", "r")])], "p", none=np.zeros((0, 4), np.float32))
     assert not any(isinstance(op, Carry) for op in compiled(m).entries[0].program.ops)
 
 

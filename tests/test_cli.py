@@ -624,7 +624,7 @@ def test_quantize_says_what_it_did_and_is_verified_by_what_it_was_allowed(run, t
     assert "; 4e-02 is allowed" in lines[0] and lines[-2].startswith("mlp.plan: ")
     assert lines[-1].startswith("int8: 2 of 2 products; outputs are off by ")
     assert "held back from calibration, set 0" in lines[1] and lines[1].startswith("pass  y: error ")
-    assert "(on 1 set of inputs held back from calibration y: " in run("tcinspect", "mlp.plan").out
+    assert "errors of 1 set of inputs held back from calibration y: " in run("tcinspect", "mlp.plan").out
     assert run("tcrun", "mlp.plan", "--selftest", "--device", "cpu").code == 0
     tight = run(*build[:-4], "--quantize", "auto", "--calibration", "c.json", "--max-error", "1e-3", "--explain")
     assert tight.code == 0 and tight.out.count("auto: 0 of 2 products: all is in fp16") == 1, "among the notes alone"

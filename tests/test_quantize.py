@@ -23,6 +23,7 @@ from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, UsageError, VerificationError
 from tccompile.fuse import fuse
+from tccompile.ir import weights as recipes
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import call, cast, identity_view, load
 from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
@@ -32,7 +33,7 @@ from tccompile.ir.weights import TRANSFORMS, byte_scales
 from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Work
 from tccompile.layout import lay_out
-from tccompile.load.constants import decisive
+from tccompile.load.constants import decisive, held
 from tccompile.load.model import load as load_model
 from tccompile.load.model import sources
 from tccompile.lower.graph import lower
@@ -44,10 +45,11 @@ from tccompile.precision.formats import precision
 from tccompile.precision.metric import read_metric
 from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
+from tccompile.quantize import grid, insert
 from tccompile.quantize.calibration import Chosen, Purpose
 from tccompile.quantize.choose import Entries, Steps, Timed, Times, choose, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
-from tccompile.quantize.insert import Tensor
+from tccompile.quantize.insert import Rounded, Tensor
 from tccompile.quantize.known import (
     ALL,
     ELSEWHERE,
@@ -80,7 +82,7 @@ from tests import random_graphs
 from tests.networks import feeds, reference, relative_error
 from tests.refit.common import bits, tuned, weights
 from tests.rewrites.common import Net, check_recipes
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 # --- Grids -----------------------------------------------------------------------------------------------------------
 
@@ -452,6 +454,37 @@ def test_what_is_moved_has_one_scale_and_is_moved_in_bytes() -> None:
     assert relative_error(*outputs(program, [feeds], sources(model))[0].values(), *got) <= 2e-3
 
 
+@pytest.mark.parametrize("gain", [True, pytest.param(False, marks=thorough)])
+def test_what_is_joined_for_ops_of_single_elements_is_in_bytes_if_that_is_faster(gain: bool) -> None:
+    """A densely connected block: each layer reads all results before it, scaled anew."""
+    net = Net(x=(1, 32, 8, 8))
+
+    def conv(x: str, o: int, i: int) -> str:
+        return net("Conv", x, net.normal(o, i, 3, 3, scale=(2 / (9 * i)) ** 0.5), pads=[1] * 4)
+
+    parts = [conv("x", 32, 32)]
+    for k in range(1, 3):
+        h = net("Concat", *parts, axis=1) if k > 1 else parts[0]
+        parts.append(conv(net("Relu", net("Mul", h, net.normal(32 * k, 1, 1))), 32, 32 * k))
+    joined = net("Concat", *parts, axis=1)
+    net.out(conv(net("Relu", net("Mul", joined, net.normal(96, 1, 1))), 16, 96))
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        p = fuse(lower(rewrite(made.copy())))
+        wide = [any(p.tensors[n].dtype is DType.F32 for n in op.multiplied or op.inputs[:1]) for op in p.ops]
+        return [(op.nodes, 3.0 if w and (gain or op.multiplied) else 1.0) for op, w in zip(p.ops, wide, strict=True)]
+
+    found = picked(net, 1.0, times)
+    assert len(found.layers) == 4 and (joined in found.tensors) == gain
+    scales = {found.tensors[t].grid.scale for t in (*parts, joined) if gain}
+    assert len(scales) == gain
+    made, (feeds,) = found.applied(rewritten(net)), runs_of(net, 1, seed=9)
+    exact, got = (reference(m, feeds).values() for m in (net.model(), gs.export_onnx(made)))
+    assert 1e-4 < relative_error(*got, *exact) < 5e-2
+    program = fuse(lower(rewrite(made)))
+    assert [op for op in program.ops if isinstance(op, Pointwise) and program.tensors[op.inputs[0]].dtype.bits == 8] or not gain
+
+
 def test_activations_of_other_sizes_are_not_tied() -> None:
     net = Net(x=(1, 16, 8, 8))
     big = net("Conv", "x", net.normal(16, 16, 1, 1, scale=30))
@@ -522,6 +555,25 @@ def test_some_are_kept_where_all_together_are_slower(extra: float, kept: int) ->
     found = picked(net, 1.0, times)
     assert len(found.layers) == kept and len(found.floats) == 4 - kept
     assert found.times["sm_90a"][1] == {4: 4.5, 2: 6.0, 0: 8.0}[kept]
+
+
+@pytest.mark.parametrize(("own", "kept"), [(2.1, ("n0", "n2", "n4", "n6")), (6.0, ("n0", "n6"))])
+def test_what_is_between_bytes_is_in_bytes_if_all_are_faster_by_it(own: float, kept: tuple[str, ...]) -> None:
+    """The third product is no faster in bytes, but one in bytes before one in floats takes four times as long. If the third one
+    is far slower, both stay in floats."""
+    net, h = Net(x=(16, 64)), "x"
+    for _ in range(4):
+        h = net("Relu", net("MatMul", h, net.normal(64, 64, scale=0.17)))
+    net.out(h)
+
+    def times(made: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        found = steps(made, 2.0, 1.0)
+        some = {nodes[0]: time for nodes, time in found}
+        some["n4"] = own if some["n4"] == 1.0 else 2.0
+        some["n2"] += 3.0 if some["n2"] == 1.0 and some["n4"] == 2.0 else 0.0
+        return [((name, f"n{int(name[1:]) + 1}"), time) for name, time in some.items()]
+
+    assert picked(net, 1.0, times).layers == kept
 
 
 def test_nothing_is_in_bytes_where_that_is_no_faster() -> None:
@@ -1318,7 +1370,7 @@ def test_estimates_are_compared_with_what_is_measured(monkeypatch: Any) -> None:
     ratios: dict[str, Any] = {}
     how = {"archs": ("sm_90a",), "known": NO_TIMINGS, "ranked": {}, "ratios": ratios}
     floats = times.step_times(graph, **how)["sm_90a"]
-    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {Gemm: 3.0}}
+    assert sorted(us for _, us in floats) == [1.0, 3.0, 3.0] and ratios == {"sm_90a": {(Gemm, False): 3.0}}
     bytes_ = times.step_times(calibration(net, shared=False).applied(graph), **how)["sm_90a"]
     assert [us for _, us in bytes_ if us > 2] == [pytest.approx(3.0 * times.UNSURE)] * 2
 
@@ -1346,6 +1398,31 @@ def automatic(net: Net, bound: float, times: Times, formats: tuple[str, ...] = B
     graph, weights = rewritten(net), sources(net.model())
     known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: None, formats)
     return choose(known.within([graph], (), formats), [graph], bound, times, measure)[0]
+
+
+def test_progress_goes_on_while_weights_are_rounded_and_choices_are_run(monkeypatch: Any) -> None:
+    told = list[tuple[int, int]]()
+    for module in (grid, insert):
+        monkeypatch.setattr(module, "BLOCK", 1 << 10)
+    net = perceptron(8, 64)
+    graph, weights = rewritten(net), sources(net.model())
+    known, measure = find(graph, runs_of(net, 4), weights, lambda done, total: told.append((done, total)))
+    found = len(told)
+    choose(known.within([graph], (), ("int8",)), [graph], 2e-2, on_one(eight), measure)
+    runs = len(lower(graph).ops) * (3 + 2 + 2 * 4)
+    assert found >= runs + 2 * 3 * 4, "for two weights, three times, four blocks of each"
+    assert len(told) > found and told == sorted(told) and all(done <= total for done, total in told)
+
+
+def test_weights_that_are_rounded_in_blocks_are_what_their_recipe_makes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(insert, "BLOCK", 1 << 10)
+    graph = rewritten(perceptron(8, 64))
+    (layer, *_), rounded_ = layers(graph)[0], Rounded()
+    means = np.random.default_rng(0).uniform(0, 1, 64)
+    whole, scales = insert._rounded(layer, Tensor(grid_of(np.ones(4, np.float32)), means, shared=True), rounded_)
+    for weight in (whole, scales):
+        np.testing.assert_array_equal(held(weight), recipes.evaluate(weight.recipe, sources(perceptron(8, 64).model())))
+    assert len(rounded_.kept) == 2
 
 
 def test_what_each_format_would_cost_is_told_whatever_is_chosen() -> None:

@@ -53,7 +53,7 @@ def test_the_certificate_is_part_of_the_file(verified):
     assert result.error == pytest.approx(result.expected, rel=1e-6)  # the output is small: all of it is in the certificate
     text = results_text([result])
     assert text.startswith("pass  ") and f"{result.error:.2e}" in text and "1e-02 is allowed" in text
-    assert f"error of {result.output}: {result.error:.1e} of 1e-02 allowed" in report.inspect_text(
+    assert f"errors of random inputs {result.output}: {result.error:.1e}; 1e-02 is allowed" in report.inspect_text(
         {"plan": "p", "bytes": 1, **report.inspect(read)}
     )
 
@@ -79,7 +79,7 @@ def test_inputs_held_back_from_calibration_are_in_the_certificate(row, tmp_path,
     read = from_bytes(to_bytes(made.plan))
     assert read.certificates[0].held == 2 and read.certificates[0].outputs[0].held == expected.held
     text = report.inspect_text({"plan": "p", "bytes": 1, **report.inspect(read)})
-    assert f"(on 2 sets of inputs held back from calibration {expected.name}: {expected.held:.1e}) allowed" in text
+    assert f"errors of 2 sets of inputs held back from calibration {expected.name}: {expected.held:.1e}; of random inputs" in text
     monkeypatch.setattr(ranges, "TOO_MANY", 1)
     assert verify(model, plan, 1e-2, calibrate=tmp_path / "d.npz").plan.certificates[0].held == 0
 

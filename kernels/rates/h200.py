@@ -37,6 +37,7 @@ from tccompile.kernels.rates.rate import (
 
 # By what the constants of each kernel were measured.
 CONV_HALO = "fitted to 531 times of 133 convolutions on an H200; estimates are 10 % off, choices 1 % slower than the best"
+CONV_HALO_BYTES = "fitted to 126 times of 37 convolutions in bytes on an H200"
 CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10 % off, choices 4 % slower than the best"
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
@@ -65,7 +66,10 @@ H200 = Rates(
         storing=Rate(12, "cycles", CONV_HALO, "2026-11-23"),
         storing_bytes=Rate(2, "cycles", "of two convolutions whose scales were not read, on an H200", "2026-11-26"),
         shuffling=Rate(26, "cycles", CONV_HALO, "2026-11-23"),
+        of_groups=Table({2: 1.0, 3: 0.95, 4: 0.92}, "of the time", CONV_HALO_BYTES, "2026-11-26"),
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
+        short_row=Rate(13, "cycles", CONV_HALO_BYTES, "2026-11-26"),
+        alone_us=Rate(0.14, "µs", CONV_HALO_BYTES, "2026-11-26"),
         rough=Rate(100, "cycles", UNKNOWN, "2026-11-26"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
         exposed=Rate(0.43, "of the time", CONV_HALO, "2026-11-23"),
@@ -208,6 +212,7 @@ H200 = Rates(
         box_swapped_us=Rate(0.6, "µs", GEMM_SM90, "2026-11-25"),
         box_swapped_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
+        byte_of_halves_us=Rate(1.1, "µs", "3 convolutions of few channels in mobilenet_v2 on an H200", "2026-11-26"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
         byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
         byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
@@ -235,6 +240,7 @@ H200 = Rates(
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
+        coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(4.5, "µs", PAIR_SM90, "2026-11-26"),
@@ -345,11 +351,13 @@ H200 = Rates(
     pool=Pool(
         tap=Rate(4, "instructions", UNKNOWN, "2026-11-21"),
         tap_of_bytes=Rate(2, "instructions", "counted, addresses among them", "2026-11-26"),
+        tap_of_many=Rate(1.4, "instructions", "counted, addresses among them", "2026-11-26"),
         wait_us=Rate(0.6, "µs", UNKNOWN, "2026-11-21"),
         at_once=Rate(4, "taps", UNKNOWN, "2026-11-21"),
     ),
     conv_direct=ConvDirect(
         vector=Rate(12, "instructions", UNKNOWN, "2026-11-21"),
+        vector_float8=Rate(100, "instructions", "a 1×1 convolution of 512², 32 → 3, on an H200", "2026-11-26"),
         setup=Rate(100, "instructions", UNKNOWN, "2026-11-21"),
         slots=Rate(5, "slots", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),
         tap_us=Rate(0.55, "µs", "fitted to times of grouped convolutions; on which GPU is not recorded", "2026-11-21"),

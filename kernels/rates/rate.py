@@ -55,8 +55,14 @@ class ConvHalo:
     """What boxes of as many bytes take beyond what others multiply meanwhile."""
     shuffling: Rate
     """The same where the results lie apart."""
+    of_groups: Table
+    """Of the time of two warpgroups, what more take, by their number."""
     weights: Rate
     """Weights that come, as far as launches before do not hide it."""
+    short_row: Rate
+    """More for a row of weights of 16 bytes."""
+    alone_us: Rate
+    """More for 1000 results of a tile that is the only one of its block."""
     rough: Rate
     """Of floats of 8 bits, what a round of products takes beside them, until its sums are added to the others."""
     start_us: Rate
@@ -335,6 +341,8 @@ class GemmSm90:
     """As `box_load_us`, with swapped operands."""
     byte_us: Rate
     """To store as many bytes in boxes."""
+    byte_of_halves_us: Rate
+    """The same of products of halves, with swapped operands or without."""
     byte_load_us: Rate
     """More for each tensor that is loaded for it."""
     byte_swapped_us: Rate
@@ -389,6 +397,8 @@ class GemmSm90:
     """The same of tanh."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
+    coarse_tanh: Rate
+    """The same of tanh, and of what is made of it by a product."""
 
 
 @dataclass(frozen=True)
@@ -613,6 +623,8 @@ class Pool:
     """A tap of a lane."""
     tap_of_bytes: Rate
     """The same where the bytes of a word are compared."""
+    tap_of_many: Rate
+    """The same of 16 channels at once."""
     wait_us: Rate
     """A row of the window, which is waited for in turn."""
     at_once: Rate
@@ -625,6 +637,8 @@ class ConvDirect:
 
     vector: Rate
     """To address, load and convert a vector."""
+    vector_float8: Rate
+    """The same of floats of 8 bits."""
     setup: Rate
     """A thread's, beside its taps."""
     slots: Rate

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from tccompile.arch import ARCHS
 from tccompile.cli.profile_page import KEY, MARGIN, MOVES, STYLE, WIDTH, colour, kernel, table, ticks, timeline
-from tccompile.cli.report import Json, explain, size_text
+from tccompile.cli.report import Json, explain, inspect, size_text, verified_lines
 from tccompile.ir.loops import times as times_of
 from tccompile.ir.memory import lifetimes
 from tccompile.ir.program import Program
@@ -52,13 +52,14 @@ def report_page(plan: Plan, timings: Timings) -> str:
             graphs.append(_graph(entry.program, section, profile, steps))
     options = "".join(f'<option value="{i}">{escape(plain(name))}</option>' for i, name in enumerate(names))
     notes = "".join(f"<li>{escape(plain(note))}</li>" for note in plan.notes) or "<li>none</li>"
+    checked = "".join(f"<p>Verified {escape(plain(line))}.</p>" for line in verified_lines(inspect(plan)))
     data = json.dumps({"box": BOX, "parts": graphs}).replace("<", "\\u003c")
     sections = "".join(f'<section{" hidden" if i else ""} data-part="{i}">{part}</section>' for i, part in enumerate(parts))
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{escape(plain(plan.name))}</title><style>{PAGE}</style><h1>{escape(plain(plan.name)) or 'a plan'}</h1>"
-        f"<p>{escape(_summary(plan))}</p><h2>What was decided</h2><ul>{notes}</ul>"
+        f"<p>{escape(_summary(plan))}</p>{checked}<h2>What was decided</h2><ul>{notes}</ul>"
         f"{_rewrites(plan)}"
         f'<p><select id="part" aria-label="part">{options}</select> <input id="search" type="search" '
         'placeholder="node, kernel, type or reason" aria-label="search"> <span id="found"></span></p>'

@@ -12,6 +12,9 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 
+LARGE, FEW = 1 << 22, 64
+"""Of a tensor of so many elements, whoever reads one of so many computes it again, if others need not read it then."""
+
 
 def compose(program: Program) -> Program:
     e = Editor(program)
@@ -49,6 +52,7 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     y = e.tensors[consumer.y]
     if len(e.readers[name]) > 1:
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
+        free = free or worth(f"a little of {name} for {consumer.y}", t.size >= LARGE and y.size * FEW <= t.size)
         if not free:
             return None
     sums = t.dtype in (DType.I8, DType.U8)

@@ -107,6 +107,8 @@ def _without_limits(expr: Expr) -> Expr:
 
 def _unbounded(x: Expr, least: float, most: float) -> Expr:
     """A number without bounds at or beyond these two."""
+    if x.fn == "ratio" and x.args[1].fn == "const" and (step := float(x.args[1].value or 0)) > 0:  # type: ignore[arg-type]
+        return call("ratio", _unbounded(x.args[0], least * step, most * step), x.args[1])
     while x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
         bound = 0.0 if x.fn == "relu" else float(x.args[1].value)  # type: ignore[arg-type]
         if bound < most if x.fn == "min" else bound > least:

@@ -18,8 +18,9 @@ from tccompile.ir.ops import Carry, Op
 if TYPE_CHECKING:
     from tccompile.ir.program import Program
 
-LEAST_US, OP_US, BYTES_US, FLOPS_US = 12.0, 2.0, 2e6, 1e8
-"""A conditional node takes some 5 µs. A branch is one if it takes longer than this, at these bytes and operations in a µs."""
+LEAST_US, OP_US, BYTES_US, FLOPS_US = 25.0, 2.0, 2e6, 1e8
+"""A conditional node takes 5 µs if its body does not run, and 9 µs if it does. A branch is one if it takes longer than this, by
+these bytes and operations in a µs."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +141,13 @@ def _alone(
     units: Iterable[frozenset[int]],
 ) -> set[int]:  # fmt: skip
     """Of these ops, those that only what is picked needs if the condition is `wanted`."""
-    operands = {i: _operand(program, i, wanted) for i in picks}
-    taken = {i: {program.tensors[name].storage} for i, name in operands.items()}
-    others = {i: {program.tensors[x].storage for x in program.ops[i].inputs if x != name} for i, name in operands.items()}
+    taken, others = ({i: _storages(program, i, which) for i in picks} for which in (wanted, not wanted))
+    conditions = {i: {program.tensors[program.ops[i].going].storage} for i in picks}  # type: ignore[attr-defined]
     found, before = inside, -1
 
     def reads_alone(op: int, reader: int) -> bool:
         storages = {program.tensors[name].storage for name in program.ops[op].results}
-        return reader in taken and bool(storages & taken[reader]) and not storages & others[reader]
+        return reader in taken and bool(storages & taken[reader]) and not storages & (others[reader] | conditions[reader])
 
     while len(found) != before:
         before = len(found)
@@ -160,10 +160,11 @@ def _alone(
     return found
 
 
-def _operand(program: Program, pick: int, wanted: bool) -> str:
+def _storages(program: Program, pick: int, wanted: bool) -> set[str]:
+    """Whose memory a pick reads if its condition is `wanted`, beside that condition's."""
     op = program.ops[pick]
     assert isinstance(op, Carry) and op.over is not None
-    return op.x if wanted else op.over
+    return {program.tensors[op.x if wanted else op.over].storage}
 
 
 def _loops(program: Program) -> list[frozenset[int]]:

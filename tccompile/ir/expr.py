@@ -577,6 +577,8 @@ FUNCTIONS: dict[str, Function] = _functions(
     coarse_gelu="x, half: half * x + half * x * quick_tanh(x * (0.034706024 * (x * x) + 0.80014581))",
     coarse_gelu_tanh="x, half: half * x + half * x * quick_tanh(x * (0.035677408 * (x * x) + 0.79788456))",
     coarse_silu="x, half: half * x + half * x * quick_tanh(0.5 * x)",
+    coarse_sigmoid="x, half: half + half * quick_tanh(0.5 * x)",
+    coarse_tanh="x, half: (half + half) * quick_tanh(x)",
     shrink="x, bias, lambd: where(x < -lambd, x + bias, where(x > lambd, x - bias, 0.0))",
 )
 

@@ -22,11 +22,12 @@ from tccompile.load.sizes import BOOL, OWN, Number, Size
 from tccompile.load.types import Type
 from tccompile.load.valid import title
 
-MOST_AT_ONCE = 2**26
-"""Elements of the largest tensor of an iteration, of as many iterations as run at once."""
+MOST_AT_ONCE = 2**27
+"""Elements that iterations at once may make. They are written, and memory is kept for some of them, also where few iterations or
+none of them take place."""
 
-PASSING = 8
-"""Times as many may be in a tensor that will most likely not be stored."""
+MOST_PASSING = 2**29
+"""The same of a tensor that will most likely not be stored."""
 
 SEVERAL = "#several"
 """What the name of a loop ends with of whose iterations each is several of another loop's."""
@@ -216,6 +217,11 @@ def _gather_elements(b: AtOnce, node: onnx.NodeProto) -> None:
     b.put(node, [b.row(x), places], axis=axis + 1)
 
 
+def _gather_nd(b: AtOnce, node: onnx.NodeProto) -> None:
+    x, at = node.input
+    b.put(node, [b.row(x), b.places(at) if at in b.rows else b.row(at)], batch_dims=_attribute(node, "batch_dims", 0) + 1)
+
+
 def _product(b: AtOnce, node: onnx.NodeProto) -> None:
     ranks = [len(b.shape(x)) for x in node.input]
     if min(ranks) < 2:
@@ -246,6 +252,7 @@ RULES: dict[str, Rule] = {
     "Expand": _expand,
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
     "MatMul": _product,
     "Pick": _pick,
     "Slice": _sliced,
@@ -260,18 +267,27 @@ MIXING = (*OF_ROWS, *(f"Reduce{kind}" for kind in REDUCTIONS), "ArgMax", "ArgMin
 
 
 def _at_most(nodes: Sequence[onnx.NodeProto], types: Mapping[str, Type], turn: str) -> int:
-    """How many iterations may run at once, by the largest tensor.
+    """How many iterations may run at once, by what they make.
 
     What one elementwise node alone reads, or one that only moves it, will most likely be computed in that node's place.
     """
     differ, kept = varying(nodes, turn), {""}
     readers = Counter(name for node in nodes for name in node.input)
     for node in nodes:
-        kept.update(node.output if node.op_type in MIXING else ())
-        kept.update(node.input if node.op_type in MIXING else ())
-    made = [y for node in nodes for y in node.output if y in differ and y in types]
-    sizes = [math.prod(types[y].shape) / (1 if y in kept or readers[y] != 1 else PASSING) for y in made]
-    return int(MOST_AT_ONCE // max(sizes, default=1))
+        kept.update((*node.input, *node.output) if node.op_type in MIXING else ())
+    sizes = {y: math.prod(types[y].shape) for node in nodes for y in node.output if y in differ and y in types}
+    stored = sum(n for y, n in sizes.items() if y in kept or readers[y] != 1)
+    return min(MOST_AT_ONCE // max(stored, 1), MOST_PASSING // max(sizes.values(), default=1))
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], results: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes without those that nobody reads."""
+    read, out = {*results}, list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        if not read.isdisjoint(node.output):
+            out.append(node)
+            read.update(node.input)
+    return out[::-1]
 
 
 class Several:
@@ -290,7 +306,7 @@ class Several:
         f, s, loop, mark = self.folder, self.s, self.loop, self.repeater.mark
         for name in self.repeater.rows:
             self.repeater.plain(name)
-        f.kept[mark:], body = [], f.kept[mark:]
+        f.kept[mark:], body = [], _needed(f.kept[mark:], self.repeater.rows)
         s.seen = min(s.seen, mark)
         count = min(loop.bound, _at_most(body, f.types, loop.turn))
         if count < 2:
@@ -301,7 +317,9 @@ class Several:
         s.node = loop.node
         number = self._number()
         differ = varying(body, loop.turn)
-        f.kept += [self._safe(node, number) for node in body if differ.isdisjoint(node.input)]
+        for node in body:
+            if differ.isdisjoint(node.input):
+                f.kept.append(self._safe(node, number))
         body = [node for node in body if not differ.isdisjoint(node.input)]
         carried = len(loop.carried)
         for y, of in zip(loop.node.output, loop.initial, strict=False):

@@ -33,6 +33,10 @@ from tccompile.load.valid import invalid, title
 MOST = 2**14
 """Nodes that all loops of a model may become."""
 
+LONG_AT_ONCE = 64
+"""Nodes that a loop may become whose number of iterations the data decide: of more, its iterations are computed at once if they
+can be."""
+
 SHORT = 8
 """Nodes of an If's branch, of fewer than which both are computed side by side."""
 
@@ -163,11 +167,16 @@ class Unroller:
 
     def choose(self, running: Running, limits: Limits) -> None:
         """One of both, for each result of the two branches, once they are known."""
-        branch = _prefix(running.node) if _is_long(running.node) else ""
+        branch = _prefix(running.node) if _is_long(running.node) and not self.is_nothing(running) else ""
         limits.by(running.node, running.condition, branch)
         for y, a, b in zip(running.node.output, *running.parts, strict=False):
             if y:
                 self.choice(running.node, running.condition, a, b, y, branch)
+
+    def is_nothing(self, running: Running) -> bool:
+        """Whether a branch gives only constants without elements: who asks whether there is anything most often finds it."""
+        results = [[self.folder.constants.get(self.folder.resolved(name)) for name in part] for part in running.parts]
+        return any(all(weight is not None and 0 in weight.shape for weight in part) for part in results)
 
     def choice(self, node: onnx.NodeProto, condition: str, a: str, b: str, y: str, branch: str = "") -> None:
         """y is a or b, of which the other one need not be computed if `branch` is a name."""
@@ -298,7 +307,8 @@ class Unroller:
             return False  # nor can it be unrolled, if the data decide how often it goes round
         bound = bound if running.bound is None else min(bound, running.bound)
         nodes = bound * _count(body)
-        if nodes <= LONG_COUNTED:
+        counted = running.most or (running.condition and known is None)
+        if nodes <= (min(LONG_AT_ONCE, LONG_COUNTED) if counted else LONG_COUNTED):
             return False
         decide = [f.sizes.add("Less", [f.sizes.constant(0), running.most])] if running.most else []
         decide += [running.condition] if running.condition and known is None else []
@@ -314,6 +324,8 @@ class Unroller:
             repeater = Repeater(f, loop)
             repeater.fold(*self.inlined(body, loop.prefix, names=names))
             several = None if node.name.endswith(SEVERAL) else several_at_once(repeater)
+            if several is None and nodes <= LONG_COUNTED:
+                raise repeater.differs("it is short")
             if several is None:
                 repeater.stay()
             elif several.node is not None:

@@ -291,14 +291,17 @@ def roi_align(node: gs.Node, b: Builder) -> None:
         u = call("add", start, call("mul", size, reads.view(View(where.name, (coord(1), coord(2))))))
         place = b.compute(b.new(f"{t.name}.place{axis}", shape), u, reads)
         spots.append(_region_spots(b, f"{t.name}.{axis}", place, n))
-    image = element(batch.name, [coord(0)], x.shape[0])
+    image, some = element(batch.name, [coord(0)], x.shape[0]), _may_be_none(node.inputs[2])
     if points <= FEW_POINTS:
         rows, columns = (
             [(coord(0), coord(2 + a), constant(p), constant(k)) for p in range(points) for k in (0, 1)] for a in (0, 1)
         )
         reads = Reads(b, shape_of(t))
         value = _of_taps(reads, x, image, spots, (rows, columns), mode)
-        b.compute(b.result(t, IMAGE[4]), value if mode == "max" else call("mul", value, 1.0 / points**2), reads)
+        value = value if mode == "max" else call("mul", value, 1.0 / points**2)
+        if some:  # nothing is read for a region of no image
+            value = call("where", call("greater", reads.view(View(batch.name, (coord(0),))), -1), value, 0.0)
+        b.compute(b.result(t, IMAGE[4]), value, reads)
         return
     whole = (r, c, cells[0] * points, cells[1] * points)
     reads = Reads(b, whole)
@@ -319,6 +322,14 @@ FEW_POINTS = 2
 
 Taps = tuple[Sequence[tuple[Index, ...]], Sequence[tuple[Index, ...]]]
 """Of both axes, where the places and the weights of what is read are in their tensors."""
+
+
+def _may_be_none(images: gs.Tensor) -> bool:
+    """Whether regions may be of image -1, which is none: see `load.counted.mixing.roi_align`."""
+    where = images.inputs[0] if images.inputs else None
+    if where is None or where.op != "Where" or not isinstance(where.inputs[2], gs.Constant):
+        return False
+    return bool((np.asarray(where.inputs[2].values) == -1).all())
 
 
 def _of_taps(reads: Reads, x: Tensor, image: Index, spots: Sequence[tuple[Tensor, Tensor]], taps: Taps, mode: str) -> Expr:

@@ -197,21 +197,29 @@ class Family:
 
     def sizes_of(self, shapes: Mapping[str, Shape]) -> tuple[int, ...] | None:
         """The sizes at which the inputs have these shapes; None if there are none."""
+        ranks, of_sizes, fixed = self._extents
+        if any(len(shapes[name]) != rank for name, rank in ranks):
+            return None
         found: dict[int, int] = {}
-        for name, shape in shapes.items():
-            extents = self.entry.program.tensors[name].shape
-            if len(extents) != len(shape):
+        for name, axis, number, size in of_sizes:
+            n = shapes[name][axis]
+            if n not in size or found.setdefault(number, n) != n:
                 return None
-            for extent, n in zip(extents, shape, strict=True):
-                if not isinstance(extent, Slot):
-                    if extent != n:
-                        return None
-                elif (formula := self.formulas[extent.number])[0] == "size" and found.setdefault(formula[1], n) != n:
-                    return None
-        if len(found) < len(self.sizes) or any(found[i] not in size for i, size in enumerate(self.sizes)):
+        if any(shapes[name][axis] != n for name, axis, n in fixed) or len(found) < len(self.sizes):
             return None
         sizes = tuple(found[i] for i in range(len(self.sizes)))
         return sizes if self._have(shapes, sizes) else None
+
+    @cached_property
+    def _extents(self) -> tuple[list[tuple[str, int]], list[tuple[str, int, int, range]], list[tuple[str, int, int]]]:
+        """What an input's shape is held to: its rank, extents that are sizes, each with the size's number and all that it may be,
+        and those that are numbers. Whoever looks for a family asks all: a size out of range is what is most often found."""
+        tensors = self.entry.program.tensors
+        extents: list[Any] = [(name, axis, n) for name in self.entry.program.inputs for axis, n in enumerate(tensors[name].shape)]
+        open_ = [(name, axis, self.formulas[n.number]) for name, axis, n in extents if isinstance(n, Slot)]
+        of_sizes = [(name, axis, a, self.sizes[a].all) for name, axis, (op, a, _) in open_ if op == "size"]
+        ranks = [(name, tensors[name].rank) for name in self.entry.program.inputs]
+        return ranks, of_sizes, [(name, axis, n) for name, axis, n in extents if not isinstance(n, Slot)]
 
     @cached_property
     def _sums(self) -> list[tuple[str, int, int]]:

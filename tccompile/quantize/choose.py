@@ -10,14 +10,17 @@ within the bound. Where there is nothing to run it on, they say that, too, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen, Cost
+from tccompile.quantize.changes import Steps, changes, gains, worth_most
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -42,9 +45,6 @@ from tccompile.quantize.known import (
 from tccompile.quantize.smooth import smoothed
 from tccompile.rewrites.quantized import moves
 
-Steps = Sequence[tuple[Collection[str], float]]
-"""The names of each step's nodes, and its time in microseconds."""
-
 Times = Callable[[gs.Graph], Mapping[str, Steps]]
 """Estimates the steps of a graph on each generation."""
 
@@ -63,6 +63,9 @@ that is within the bound and one that is not."""
 
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
+
+ROUNDS = 2
+"""How often each activation is tried otherwise."""
 
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
@@ -117,11 +120,15 @@ class Entries:
     """A model's graphs at all shapes that it is built for, smoothed, and what their steps are estimated to take together.
 
     floats  what all of them take in floats, on each generation; elsewhere times are such that these are all alike
-    makers  the names of the nodes that make tensors, by the tensors' names
+    makers  the names of the nodes that make tensors, by the tensors' names; beside: of those that make or read them
     """
 
     def __init__(self, graphs: Sequence[gs.Graph], times: Times) -> None:
         self._graphs, self._times, self._weights = graphs, times, Rounded()
+        self.beside: dict[str, set[str]] = {}
+        for node in (node for graph in graphs for node in graph.nodes):
+            for t in (*node.inputs, *node.outputs):
+                self.beside.setdefault(t.name, set()).add(node.name)
         self.makers = dict[str, tuple[str, ...]]()
         for node in chain.from_iterable(graph.nodes for graph in graphs):
             before = (name for x in moves(node) or () for name in self.makers.get(x.name, ()))
@@ -179,6 +186,7 @@ def choose(
     if measure is not None:
         measure.expect(TRIES)
     whole, _ = within(found, bound, error, least)
+    whole = _changed(found, whole, least, bound, entries, error)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
@@ -312,6 +320,25 @@ def _fastest(
         if took < min(least, limit):
             best, least = some, took
     return best, least
+
+
+def _changed(
+    found: Sequence[Timed], choice: dict[str, int], least: float, bound: float, entries: Entries, error: Error
+) -> dict[str, int]:
+    """A choice with single activations stored otherwise, as often as that makes the model faster and the error is within the
+    bound."""
+    activations, squares = [t.activation for t in found], {t.name: t.activation.squares for t in found}
+    fastest = {t.name: min(t.activation.ways, key=lambda way: t.times[way] if way else math.inf) for t in found}
+    for _ in range(ROUNDS if any(choice.values()) else 0):
+        before = entries.steps(activations, choice)
+        every = changes(activations, choice, fastest, before, entries.beside)
+        gained = gains(every, choice, before, partial(entries.steps, activations))
+        costs = (least * (squares[c.name][c.way] - squares[c.name][choice[c.name]]) for c, _ in gained)
+        tried = choice | worth_most([(c, less - cost) for (c, less), cost in zip(gained, costs, strict=True)])
+        if tried == choice or entries.time(activations, tried) >= sum(time for _, time in before) or not error(tried) <= bound:
+            break
+        choice = tried
+    return choice
 
 
 def _with_sums(

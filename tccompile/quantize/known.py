@@ -97,7 +97,8 @@ class Known:
     """What runs of a network have shown.
 
     alone   its activations each for itself, and `tied`, those with one scale as one where that is possible, else none
-    added   results of products that only sums with results of others read
+    added   what no product reads: results of products that only sums with results of others read, and what is joined of results
+            and read by ops of single elements
     smooth  what the channels of activations are divided by, by name
     floats  products that are not in bytes, whatever they take, and why
     long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
@@ -191,18 +192,20 @@ def find(
     by_name = _by_name(found, observed, floats)
     alone = [_activation(graph, name, own, observed, ticks) for name, own in by_name.items()]
     alone += [a for one in attended if (a := _attention(one, observed, refused)) is not None]
-    tied, left = [], {a.name: a for a in alone}
+    tied, left, joined = [], {a.name: a for a in alone}, list[Activation]()
     for members in ties(graph, observed.values, HEAVY):
         operands = [left.pop(t.name) for t in members if t.name in left]
         if operands:
             tied.append(_tied(members, operands, [layer for a in operands for layer in by_name[a.name]], observed))
+        elif any(n.op == "Concat" for t in members for n in t.inputs) and all(_is_usable(observed, t.name) for t in members):
+            joined.append(_joined(members, observed))
     long = {layer.name: why for layer in found if (why := layer.not_in_integers) is not None}
     long |= {one.name: IN_FLOATS for one in attended}
     no_float8 = {layer.name: why for layer in found if (why := layer.not_in_float8) is not None}
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, sums, smooth, floats | refused, long, no_float8, ())
+    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, ())
     measure = Measure(graph, runs, sources, metric, ticks)
     tried = list[Tried]()
     for name in formats:
@@ -382,6 +385,18 @@ def _sum(observed: Observed, name: str) -> Activation:
         how += [{}, {name: one}]
         squares += [0.0, (_gain(observed, name) * _rounding(values, one.grid)) ** 2]
     return Activation(name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
+
+
+def _joined(members: list[gs.Tensor], observed: Observed) -> Activation:
+    """What only ops of single elements read, as one with what it is joined of."""
+    seen = [observed.values[t.name] for t in members]
+    sample, how, squares = np.concatenate([v.likely() for v in seen]), list[Mapping[str, Tensor]]([{}]), [0.0]
+    for float8 in (False, True):
+        grid = grid_of(sample, float8)
+        how += [{}, {t.name: Tensor(grid, v.means, shared=True, tied=True) for t, v in zip(members, seen, strict=True)}]
+        moved = ((_gain(observed, t.name) * _rounding(observed.values[t.name], grid)) ** 2 for t in begins(members))
+        squares += [0.0, sum(moved)]
+    return Activation(members[0].name, (), tuple(how), (FLOATS, ALL, FLOAT8_ALL), tuple(squares))
 
 
 def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed, ticks: Ticks) -> Activation:

@@ -6,7 +6,7 @@ by other rules, the range is divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
@@ -21,7 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
-from tccompile.ranges.fit import fit, padded
+from tccompile.ranges.fit import derived, fit, padded
 
 COMPARED = 24
 """Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
@@ -162,7 +162,7 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
 
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
-            known[numbers] = padded(numbers, known) or fit(numbers, at, sizes)
+            known[numbers] = padded(numbers, known) or fit(numbers, at, sizes) or derived(numbers, known)
         return known[numbers]
 
     return Pattern(box, *drawn(merge(programs, formula, ()), names))
@@ -173,7 +173,9 @@ def _other(
 ) -> tuple[Point, UndecidedError] | None:
     """A point that was not seen whose program is another one, and how it differs; None if there is none."""
     several = sum(len(size.all) > 1 for size in found.box) > 1
-    for point in dict.fromkeys((*corners(found.box), *scattered(found.box, COMPARED if several else COMPARED // 2))):
+    near = [point for line in _lines(found.box, seen[0]) for point in line]  # those that are not generic are not seen
+    others = scattered(found.box, COMPARED if several else COMPARED // 2)
+    for point in dict.fromkeys((*corners(found.box), *near, *others)):
         if point in seen:
             continue
         made, own = found.at(point), program_at(point)
@@ -239,15 +241,20 @@ def star(box: Box, fixed: Collection[int]) -> list[Point]:
     one last; generic ones, if there are enough."""
     first = next((p for p in (first_of(box), *scattered(box, COMPARED)) if is_generic(p, box, fixed)), first_of(box))
     out = [first]
-    for i, size in enumerate(box):
-        last = len(size.all) - 1
-        steps = dict.fromkeys((*range(NEAR), *range(last // 2, last // 2 + 5), last // 3, last - 1, last))
-        line = [(*first[:i], size.all[k], *first[i + 1 :]) for k in steps if 0 <= k <= last]
+    for line in _lines(box, first):
         generic = [point for point in line if is_generic(point, box, fixed)]
         out += generic if len(generic) > 3 else line
     greatest = tuple(size.all[-1] for size in box)
     far = [point for point in (greatest, *scattered(box, COMPARED)) if is_generic(point, box, fixed)]
     return list(dict.fromkeys([*out, *reversed(far[:FAR])]))
+
+
+def _lines(box: Box, first: Point) -> Iterator[list[Point]]:
+    """Of each size, points that differ from the first one in it alone: its least values, some in the middle, and the greatest."""
+    for i, size in enumerate(box):
+        last = len(size.all) - 1
+        steps = dict.fromkeys((*range(NEAR), *range(last // 2, last // 2 + 5), last // 3, last - 1, last))
+        yield [(*first[:i], size.all[k], *first[i + 1 :]) for k in steps if 0 <= k <= last]
 
 
 def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | None], path: tuple[str, ...]) -> Any:

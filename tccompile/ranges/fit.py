@@ -90,6 +90,39 @@ def _beside(
     return None
 
 
+def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
+    """A formula that is known, or so much where that is less, as of all places of an image the best ones; a share of one, as of
+    layers that become half as large again; the sum of two or three, as of parts that lie one behind the other, so many times or
+    as rows of so many. None if it is none of these."""
+    most, formulas = max(numbers), {others: formula for others, formula in known.items() if formula is not None}
+    for others, formula in formulas.items():
+        if all(n == min(other, most) for n, other in zip(numbers, others, strict=True)):
+            return least(formula, most)
+        line = _slanted(np.array(others), np.array(numbers)) if len(set(others)) >= SURE else None
+        if line is not None:
+            return line.of(formula)
+    common = gcd(*numbers)
+    times = [n for n in range(1, min(common, MOST) + 1) if not common % n]
+    rows: list[tuple[tuple[int, ...], Extent]] = [((n,) * len(numbers), n) for n in (*times, common) if n]
+    for others, formula in (*rows, *formulas.items()):
+        if all(other and not n % other for n, other in zip(numbers, others, strict=True)):
+            rest = tuple(n // other for n, other in zip(numbers, others, strict=True))
+            if (found := formulas.get(rest) or _of_parts(rest, formulas)) is not None:
+                return found * formula
+    return None
+
+
+def _of_parts(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent], parts: int = 3) -> Extent | None:
+    """The sum of so many formulas at most."""
+    if parts < 2 or min(numbers) < 0:
+        return None
+    for others, formula in formulas.items():
+        rest = tuple(n - other for n, other in zip(numbers, others, strict=True))
+        if (found := formulas.get(rest) or _of_parts(rest, formulas, parts - 1)) is not None:
+            return formula + found
+    return None
+
+
 def padded(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
     """The formula of numbers that are those of a known formula, padded, or so many times as much; None if there is none."""
     v = np.array(numbers, np.int64)
@@ -218,8 +251,8 @@ def _capped(numbers: Mapping[int, int]) -> Line | None:
     """The line through numbers up to the largest one, which larger sizes have, too: of what is looked for, so much at most."""
     most = max(numbers.values())
     below = {d: v for d, v in numbers.items() if v < most}
-    line = _line(below) if SURE <= len(below) < len(numbers) - 1 else None
-    if line is None or any(int(line.of(d)) < most for d in numbers if d not in below):
+    line = _line(below) if 1 < len(below) < len(numbers) - 1 else None
+    if line is None or (line.c > 1 and len(below) < SURE) or any(int(line.of(d)) < most for d in numbers if d not in below):
         return None
     return replace(line, most=most)
 

@@ -70,10 +70,10 @@ def late(traced_at: Callable[[Point], Trace], box: Box, weights: Mapping[str, np
         with computing(names):
             traces = [traced_at(point) for point in _points(box)]
         programs = [trace.program for trace in traces]
-        before, found = names, _Found([trace.seen for trace in traces], number == 0, _has_counts_only(programs))
         broken = _broken(programs, weights)
-        readers = list(_readers(traces[-1].seen.kept))
         names_of = {name.split("~")[0] for name in broken}
+        before, found = names, _Found([trace.seen for trace in traces], names_of, number == 0, _has_counts_only(programs))
+        readers = list(_readers(traces[-1].seen.kept))
         for reader in readers:
             if _is_of(names_of, reader[0]) or found.is_number(reader[0]):
                 found.follow(*reader)
@@ -131,9 +131,10 @@ def _readers(nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[str, str, int]]:
 class _Found:
     """Collects what is computed, from what is read to the sizes that it is made of."""
 
-    def __init__(self, seen: Sequence[Seen], as_parts: bool, as_counts: bool) -> None:
-        """as_parts: what is a part of a table is taken for stored; as_counts: what is a count is left a number."""
-        self.seen, self.as_parts, self.as_counts = seen, as_parts, as_counts
+    def __init__(self, seen: Sequence[Seen], broken: Collection[str], as_parts: bool, as_counts: bool) -> None:
+        """broken: what cannot be stored; as_parts: what is a part of a table is taken for stored; as_counts: what is a count is
+        left a number."""
+        self.seen, self.broken, self.as_parts, self.as_counts = seen, broken, as_parts, as_counts
         self.names: set[str] = set()
 
     def is_number(self, name: str) -> bool:
@@ -150,7 +151,7 @@ class _Found:
         maker = last.makers.get(name)
         if maker is None or maker.op_type not in (*CONVERTERS, "Einsum"):  # which is rewritten
             return
-        if _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts):
+        if _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts, not _is_of(self.broken, name)):
             return
         self.names.update(filter(None, maker.output))
         for number, given in enumerate(maker.input):
@@ -158,8 +159,11 @@ class _Found:
                 self.follow(given, maker.op_type, number)
 
 
-def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool) -> bool:
-    """Whether a plan can hold a constant that is so at some sizes: as it is, as a number, or as a part of a table."""
+def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool, as_one: bool) -> bool:
+    """Whether a plan can hold a constant that is so at some sizes: as it is, as a number, or as a part of a table.
+
+    as_one  elements that are all the same are one number, since they are no operand of a sum, say
+    """
     values = [held(constant) for constant in constants]
     last = values[-1]
     if all(v.size == 1 for v in values):
@@ -167,7 +171,7 @@ def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool) -> bool:
         return last.dtype.kind != "f" or len(set(numbers)) == 1 or (as_count and _is_count(numbers))
     if all(v.shape == last.shape and np.array_equal(v, last, equal_nan=last.dtype.kind == "f") for v in values):
         return True
-    if all(v.size and (v == last.flat[0]).all() for v in values):
+    if as_one and all(v.size and (v == last.flat[0]).all() for v in values):
         return True
     if not as_part or any(v.ndim != last.ndim or v.shape[-1:] != last.shape[-1:] for v in values):
         return False

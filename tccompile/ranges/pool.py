@@ -22,8 +22,12 @@ from tccompile.ranges.box import Point, corners, ladder
 from tccompile.schedule.choose import Candidate, candidates, seen
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT = 0.025
-"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share."""
+LEFT, LESS = 0.025, 0.01
+"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share; the second where
+that takes FEW codes at most."""
+
+FEW = 32
+"""Codes that are taken for what they gain alone: more of them take long to compile."""
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
@@ -123,7 +127,7 @@ class Known:
         key = arch.name, id(patterns[0]), len(refused)
         if key not in self.pools:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
-            codes = _pool([of_point for own in cases.values() for of_point in own], _most(cases.values()))
+            codes = _codes_for([of_point for own in cases.values() for of_point in own], _most(cases.values()))
             self.pools[key] = Pool(codes, {id(p): self._fitting(p, arch, codes) for p in patterns})
         return self.pools[key]
 
@@ -201,14 +205,20 @@ def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
     return int(TIMES * max(map(len, alone)))
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int) -> Codes:
+def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     """The codes for the cases of some points."""
+    few = _pool(points, most, LESS)
+    return few if len(few) <= FEW else _pool(points, most, LEFT)
+
+
+def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
+    """Codes with which no inference is slower than with all of them by more than the share that may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
     while len(pool) < most:
         costs = [[case.cost(pool) for case in of_point] for of_point in points]
         losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if max(losses) <= LEFT:
+        if max(losses) <= left:
             break
         gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
         for of_point, own, loss in zip(points, costs, losses, strict=True):
@@ -216,21 +226,21 @@ def _pool(points: Sequence[Sequence[Case]], most: int) -> Codes:
                 for other, codes in case.costs:
                     if other >= cost:
                         break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, LEFT)
+                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left)
         if not gains:
             break
         best: Codes = max(gains, key=lambda codes: gains[codes])
         taken.append(best)
         pool |= best
-    return _without_needless(points, taken)
+    return _without_needless(points, taken, left)
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes]) -> Codes:
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:
     """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
     left = list(taken)
     for codes in taken:
         others = frozenset(code for other in left if other is not codes for code in other)
-        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= LEFT for of_point in points):
+        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= most for of_point in points):
             left = [other for other in left if other is not codes]
     return frozenset(code for codes in left for code in codes)
 

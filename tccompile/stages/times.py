@@ -20,6 +20,11 @@ from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Candidate, Choice, schedule
 from tccompile.schedule.timings import Timings
 
+Kind = tuple[type[Op], bool]
+"""Of an op, and whether it reads or writes 8 bits."""
+
+Ratios = dict[Kind, float]
+
 UNSURE = 1.05
 """What a step that reads or writes 8 bits is taken to take, in its estimate: so fp16 is left for what is surely faster."""
 
@@ -29,14 +34,14 @@ def step_times(
     archs: Sequence[str],
     known: Timings,
     ranked: dict[str, dict[Hashable, list[Candidate]]],
-    ratios: dict[str, dict[type[Op], float]],
+    ratios: dict[str, Ratios],
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
     """The steps of a graph as it would be compiled in fp16, on each generation: their nodes, and their times in microseconds,
     measured ones where a table has the op.
 
     ranked  candidates that were found for other graphs; more are added
-    ratios  what times of ops of a kind are in their estimates, by those of the first graph, the model in floats, that are
-            measured: what is not measured is compared with them
+    ratios  what times of ops of a kind are in their estimates, by those that are measured of the first graph that has some: of
+            the model in floats, and of one in bytes. What is not measured is compared with them
     """
     program = lay_out(join_groups(absorb_shuffles(precision(fuse(lower(rewrite(graph.copy()))), "fp16", {}, ()))))
     program = store_twice(program)
@@ -44,28 +49,36 @@ def step_times(
     for name in archs:
         choices = schedule(program, ARCHS[name], (), known, ranked.setdefault(name, {}))
         steps = list(zip(program.ops, choices, strict=True))
-        off = ratios.setdefault(name, _ratios(steps))
+        off = ratios.setdefault(name, {})
+        for kind, ratio in _ratios(steps, program).items():
+            off.setdefault(kind, ratio)
         found[name] = []
         nodes = [op.nodes for op in program.ops]
         for i, choice in enumerate(choices):
             if choice.work.within >= 0:  # computed by the other's launch, whose time is theirs together
                 nodes[choice.work.within], nodes[i] = nodes[choice.work.within] + nodes[i], ()
         for (op, choice), own in zip(steps, nodes, strict=True):
-            sure = 1.0 if choice.measured else off.get(type(op), 1.0) * _margin(op, program)
+            sure = 1.0 if choice.measured else _sure(_kind(op, program), off)
             found[name].append((own, choice.cost * sure))
     return found
 
 
-def _ratios(steps: Sequence[tuple[Op, Choice]]) -> dict[type[Op], float]:
-    sums: dict[type[Op], list[float]] = {}
+def _ratios(steps: Sequence[tuple[Op, Choice]], program: Program) -> Ratios:
+    sums: dict[Kind, list[float]] = {}
     for op, choice in steps:
         if choice.measured:
-            both = sums.setdefault(type(op), [0.0, 0.0])
+            both = sums.setdefault(_kind(op, program), [0.0, 0.0])
             both[0] += choice.cost
             both[1] += choice.estimate
     return {kind: took / said for kind, (took, said) in sums.items()}
 
 
-def _margin(op: Op, program: Program) -> float:
+def _kind(op: Op, program: Program) -> Kind:
     tensors = (program.tensors[name] for name in (*op.inputs, op.y))
-    return UNSURE if any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors) else 1.0
+    return type(op), any(t.dtype.bits == 8 and t.dtype is not DType.BOOL for t in tensors)
+
+
+def _sure(kind: Kind, off: Ratios) -> float:
+    """What an estimate of an op of this kind is multiplied by."""
+    op, of_bytes = kind
+    return off.get(kind, off.get((op, False), 1.0)) * (UNSURE if of_bytes else 1.0)

@@ -137,10 +137,16 @@ def _slower(ranged: Session, fixed: Session, feeds: Mapping[str, np.ndarray]) ->
     ours, theirs = (session.profile(ITERATIONS, feeds).steps for session in (ranged, fixed))
     if len(ours) != len(theirs):
         return [f"{len(ours)} steps, of the fixed plan {len(theirs)}"]
-    rows = sorted(zip(ours, theirs, strict=True), key=lambda pair: pair[1].us - pair[0].us)
+    alike: dict[str, list[tuple[float, float]]] = {}
+    for a, b in zip(ours, theirs, strict=True):
+        run_by = f"{a.kernel} {_brief(a.config)}", f"{b.kernel} {_brief(b.config)}"
+        name = run_by[0] if run_by[0] == run_by[1] else " beside ".join(run_by)
+        alike.setdefault(f"{name}: {a.nodes[0].rsplit('/', 1)[-1]}", []).append((a.us, b.us))
+    sums = {name: tuple(map(sum, zip(*times, strict=True))) for name, times in alike.items()}
+    order = sorted(alike, key=lambda name: sums[name][1] - sums[name][0])
     return [
-        f"+{a.us - b.us:.2f} of {b.us:.2f} µs: {a.kernel} {_brief(a.config)} beside {b.kernel} {_brief(b.config)}: {a.nodes[0]}"
-        for a, b in rows[:6]
+        f"{len(alike[name])} steps {sums[name][0]:.2f} µs, fixed {sums[name][1]:.2f}: {name}"
+        for name in (*order[:5], *order[-2:])
     ]
 
 

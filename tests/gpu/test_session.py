@@ -91,6 +91,36 @@ def test_loops(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: py
                     np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("driver", ["new", "old"])
+def test_branches(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In conditional nodes, in each other and in loops, and run all the same where drivers have none: as on the CPU."""
+    if request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here")
+    import tccompile
+    from tccompile.load import unroll
+    from tccompile.runtime import graph
+    from tccompile.runtime.generations import native
+    from tests.test_branches import MODELS, limits
+
+    if driver == "old":
+        monkeypatch.setattr(graph, "LOOP_DRIVER", 1 << 30)
+    monkeypatch.setattr("tccompile.ir.branches.LEAST_US", 3.0)
+    monkeypatch.setattr(unroll, "LONG", 0)
+    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
+    for name, (make, _) in MODELS.items():
+        model = make()
+        made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits=limits(model))
+        rng = np.random.default_rng(0)
+        with Session(made, "gpu") as session, Session(made, "cpu") as other:
+            for k in range(6):
+                feeds = {"x": ((-1) ** k * rng.uniform(0.1, 1, (3, 4))).astype(np.float32), "c": np.array(k % 2 == 0)}
+                feeds |= {"d": np.array(k % 3 == 0), "n": np.array(min(k, 4))}
+                feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
+                for got, want in zip(session.run(None, feeds), other.run(None, feeds), strict=True):
+                    assert got.shape == want.shape, name
+                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=name)
+
+
 def test_a_loop_in_a_plan_for_ranges(gpu, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with a while node can be instantiated once: such plans have the body in theirs as often as it may run."""
     if request.config.getoption("--plans") is not None:

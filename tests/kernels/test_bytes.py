@@ -354,11 +354,17 @@ HALO = {
         {"across": 16, "down": 16, "columns": 16},
         2,
     ),
+    "three warpgroups": (
+        conv((1, 144, 17, 14), 24, (2, 3), (U8, I8, I8), pads=(0, 1)),
+        {"across": 8, "down": 8, "columns": 16, "groups": 3},
+        2,
+    ),
+    "four": (conv((1, 16, 9, 10), 32, (3, 3), (I8, I8, U8)), {"across": 8, "down": 8, "columns": 32, "groups": 4}, 1),
     "64 columns": (conv((1, 32, 5, 5), 64, (3, 3), (U8, U8, U8), pads=(2, 1)), {"across": 8, "down": 8, "columns": 64}, 1),
 }
 
 
-@pytest.mark.parametrize("case", usually(HALO, "64 channels", "two boxes"))
+@pytest.mark.parametrize("case", usually(HALO, "64 channels", "three warpgroups"))
 def test_convolutions_from_patches(case: str) -> None:
     """By as few blocks as there are parts of the output channels: each has all tiles."""
     program, config, blocks = HALO[case]
@@ -366,10 +372,31 @@ def test_convolutions_from_patches(case: str) -> None:
     gives_exactly(program, ConvHalo(), "sm_90a", config, partial(on_blocks, blocks))
 
 
-@pytest.mark.parametrize(("y", "r"), [(I8, I8), pytest.param(U8, I8, marks=thorough), pytest.param(F16, F16, marks=thorough)])
-def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType) -> None:
+@pytest.mark.parametrize(
+    ("y", "r", "more"),
+    [
+        (I8, I8, {"groups": 3}),
+        pytest.param(U8, I8, {}, marks=thorough),
+        pytest.param(F16, F16, {"groups": 4}, marks=thorough),
+    ],
+)
+def test_what_is_added_to_convolutions_from_patches(y: DType, r: DType, more: Config) -> None:
     program = with_residual(y, r, (2, 40, 9, 10), 64, (3, 3))
-    agrees(ConvHalo(), program, {"across": 8, "down": 8, "columns": 32}, arch=ARCHS["sm_90a"], run=machine.run)
+    agrees(ConvHalo(), program, {"across": 8, "down": 8, "columns": 32, **more}, arch=ARCHS["sm_90a"], run=machine.run)
+
+
+@pytest.mark.parametrize("kind", [I8, pytest.param(F16, marks=thorough)])
+def test_a_part_of_an_image_is_added_to_convolutions_from_patches(kind: DType) -> None:
+    program = with_residual(kind, kind, (2, 20, 5, 9), 32, (3, 3))
+    (op,), (n, c, p, q) = program.ops, program.tensors["y"].shape
+    r = dense("r", (n, c, p + 3, q + 2), kind, NHWC, padding(kind, True))
+    part = View("r", (coord(0), coord(1), coord(2) + 2, coord(3) + 1))
+    there = replace(op.epilogue, loads=(part, *op.epilogue.loads[1:]))
+    constants = {**program.constants, "r": Literal(np.random.default_rng(3).integers(-9, 10, r.shape).astype(kind.numpy))}
+    program = replace(program, tensors={**program.tensors, "r": r}, constants=constants, ops=(replace(op, epilogue=there),))
+    config = {"across": 8, "down": 8, "columns": 32}
+    assert dict(ConvHalo().work(program.ops[0], program, config, ARCHS["sm_90a"]).launches[0].code.params)["boxed"]
+    agrees(ConvHalo(), program, config, arch=ARCHS["sm_90a"], run=machine.run)
 
 
 def test_patches_of_bytes_leave_in_boxes_only() -> None:

@@ -29,7 +29,7 @@ def test_they_are_far_closer_than_a_step(name: str) -> None:
     exact, found = evaluated(call(name, load(0)), x), evaluated(call(COARSE[name], load(0), 0.5), x)
     finite = np.isfinite(exact)
     assert np.abs(exact[finite] - found[finite]).max() < 3e-4
-    assert found[-2] == np.inf and np.isnan(found[-1])
+    assert found[-2] == exact[-2] and np.isnan(found[-1])
 
 
 @pytest.mark.parametrize("name", [*COARSE])
@@ -47,11 +47,12 @@ def test_they_are_for_8_bits_alone(name: str) -> None:
 def test_bytes_are_as_near_as_those_of_the_exact_function(name: str, arch: Arch) -> None:
     """A few are another step, as near as the one; of instructions for tanh that all generations have"""
     x, step = np.linspace(-6, 3.9, 2048, dtype=np.float32).reshape(-1, 8), 4 / 200
+    zero = 60.0 if name == "tanh" else 20.0
 
     def stored(b: Builder) -> tuple[Expr, tuple[View, ...]]:
         b.values("x", x, DType.F32)
         b.result(x.shape, DType.U8)
-        moved = call("add", call("round", call("ratio", call(name, load(0)), step)), 20.0)
+        moved = call("add", call("round", call("ratio", call(name, load(0)), step)), zero)
         return cast(Expr("saturate", (moved, const(0.0), const(255.0))), DType.I64), (identity_view("x", 2),)
 
     program = pointwise("bytes", stored)
@@ -59,7 +60,7 @@ def test_bytes_are_as_near_as_those_of_the_exact_function(name: str, arch: Arch)
     work = KERNEL.work(op, program, next(KERNEL.configs(op, program, arch)), arch)
     assert COARSE[name] in repr(work.launches[0].code)
     found = machine.run(work, program, {"x": x}, "y", arch).result()
-    exact = evaluated(call(name, load(0)), x.reshape(-1)).reshape(x.shape) / np.float32(step) + 20
+    exact = evaluated(call(name, load(0)), x.reshape(-1)).reshape(x.shape) / np.float32(step) + zero
     nearest = np.rint(exact)
     assert np.abs(found - nearest).max() <= 1 and np.mean(found == nearest) > 0.97
     assert np.square(found - exact).mean() < 1.02 * np.square(nearest - exact).mean()

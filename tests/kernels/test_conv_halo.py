@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, KIB
 from tccompile.emit.compile import resources
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
@@ -95,7 +95,7 @@ def test_values_of_taps_that_are_columns(program, across: int, down: int, blocks
 
 def test_parts_of_both_warpgroups_in_one_place_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: a warpgroup whose place for parts is as large as a warp's writes into the other's."""
-    warps = conv_halo.WARPS // conv_halo.GROUPS
+    warps = 4
     monkeypatch.setattr(conv_halo, "Staging", lambda at, each, *rest: Staging(at, each // warps, *rest))
     monkeypatch.setattr(machine, "ptx_of", machine.ptx_of.__wrapped__)
     program = conv("parts", (2, 16, 17, 10), 1, (5, 5), ep="", to="output")
@@ -106,6 +106,14 @@ def test_parts_of_both_warpgroups_in_one_place_are_a_race(monkeypatch: pytest.Mo
 def test_all_blocks_have_work() -> None:
     check(KERNEL, conv("many blocks", (1, 16, 17, 25), 16, (3, 3)), {"across": 8, "down": 8, "columns": 16}, arch=ARCH,
           run=machine.run)  # fmt: skip
+
+
+def test_no_multiprocessor_has_room_for_two_blocks() -> None:
+    """Of a launch that starts early one would take two, where a block of the launch before has ended, and another one none."""
+    program = conv("few channels", (1, 16, 17, 25), 16, (3, 3))
+    for config in KERNEL.configs(program.ops[0], program, ARCH):
+        (launch,) = KERNEL.work(program.ops[0], program, config, ARCH).launches
+        assert ARCH.smem_sm < 2 * (launch.smem + KIB) and launch.smem <= ARCH.smem_block
 
 
 def test_computed_weights_come_after_the_launches_before() -> None:

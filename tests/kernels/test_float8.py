@@ -256,6 +256,15 @@ def test_no_tile_of_wgmma_spills_registers(y: DType, residual: DType, bm: int, b
     assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
 
 
+@thorough
+@pytest.mark.parametrize("tile", [(16, 8, 64), (16, 16, 32), (8, 8, 64)])
+def test_no_patch_spills_registers(tile: tuple[int, int, int]) -> None:
+    program = of_float8("spills", (2, 128, 30, 30), 64, (3, 3), (E4M3,) * 3, fn="silu", residual=E4M3)
+    config = dict(zip(("across", "down", "columns"), tile, strict=True))
+    (launch,) = ConvHalo().work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
+
+
 @pytest.mark.parametrize("arch", usually(["sm_70", "sm_75", "sm_89", "sm_90a", "sm_120"], "sm_89"))
 def test_no_tile_spills_registers(arch: str) -> None:
     """The largest that a generation is offered."""

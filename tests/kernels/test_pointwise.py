@@ -9,7 +9,9 @@ from onnx import TensorProto, helper
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.ir.expr import (
+    Element,
     Expr,
+    Index,
     Range,
     View,
     broadcast_view,
@@ -368,3 +370,29 @@ def test_compiles(arch: str) -> None:
 
 def test_everything_is_right() -> None:
     check(KERNEL, pointwise("everything", everything))
+
+
+@pytest.mark.parametrize("kept", [F32, I64])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_nothing_is_read_where_conditions_do_not_hold(kept: DType, lanes: int) -> None:
+    """Three reads of each lane by itself, which take place if any lane needs them."""
+
+    def seldom(b: Builder):
+        shape = (3, 8, 20)
+        for name in ("p", "q", "r"):
+            b.integers(name, (20,), I64) if kept is I64 else b.normal(name, (20,), F32)
+        b.integers("at", (8, 20), I64, 0, 20)
+        b.integers("row", (3, 1), DType.BOOL, 0, 2)
+        b.integers("column", (20,), DType.BOOL, 0, 2)
+        b.result(shape, kept)
+        views = [View(name, (Index(((Element("at", (coord(1), coord(2)), 20), 1),)),)) for name in ("p", "q", "r")]
+        total = call("add", call("mul", load(0, kept), load(1, kept)), load(2, kept))
+        inner = call("where", load(4, DType.BOOL), total, -1 if kept is I64 else -1.0)
+        value = call("where", load(3, DType.BOOL), inner, 2 if kept is I64 else 2.0)
+        return value, (*views, View("row", (coord(0), constant(0))), View("column", (coord(2),)))
+
+    program = pointwise("seldom", seldom)
+    (launch,) = KERNEL.work(program.ops[0], program, {"lanes": lanes}, ARCH).launches
+    lines = KERNEL.source(ARCH, **dict(launch.code.params)).lines
+    assert sum("if " in line for line in lines) == 2
+    check(KERNEL, program)

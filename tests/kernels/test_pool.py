@@ -61,6 +61,14 @@ def test_maxima_of_bytes_are_those_of_words(dtype: DType, how: dict) -> None:
     check(KERNEL, program, arch=HOPPER, run=machine.run)
 
 
+@pytest.mark.parametrize("channels", [32, pytest.param(48, marks=thorough)])
+def test_maxima_of_sixteen_bytes_are_stored_as_two_vectors(channels: int) -> None:
+    program = pool("pool", (1, channels, 5, 7), "max", dtype=DType.U8, window=(3, 3), pad=1)
+    (op,) = program.ops
+    assert [config["lanes"] for config in KERNEL.configs(op, program, HOPPER)] == [8, 16]
+    check(KERNEL, program, {"lanes": 16}, arch=HOPPER, run=machine.run)
+
+
 @pytest.mark.parametrize("how", [{"window": (1, 1), "pad": 1}, {"window": (2, 2), "dilation": 3, "pad": 2}], ids=str)
 def test_windows_that_may_be_outside_are_compared_as_floats(how: dict) -> None:
     program = pool("pool", (1, 8, 4, 4), "max", dtype=DType.U8, **how)

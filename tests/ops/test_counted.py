@@ -282,6 +282,26 @@ def test_an_output_that_is_cut_takes_no_array() -> None:
             session.run(None, given, {net.outputs[0]: np.empty((2, 12), np.int64)})
 
 
+@pytest.mark.parametrize("ratio", [2, 3])
+def test_regions_that_are_not_there_are_of_no_image(ratio: int) -> None:
+    """Nothing is read for them, and they are no part of what is."""
+    net = Net(opset=17, x=(2, 3, 6, 7), rois=(5, 4), keep=(5,), of=(np.int64, (5,)))
+    there = net("Greater", "keep", np.float32(0))
+    rois, of = net("Compress", "rois", there, axis=0), net("Compress", "of", there, axis=0)
+    y = net("RoiAlign", "x", rois, of, output_height=2, output_width=3, sampling_ratio=ratio, spatial_scale=0.5)
+    model = net.out(y, net("ReduceSum", y, np.array([0]), keepdims=0)).model()
+    session = Session(without_code(model, precision="fp32"), "cpu")
+    rng = np.random.default_rng(0)
+    feeds: dict[str, np.ndarray] = {"x": rng.standard_normal((2, 3, 6, 7)).astype(np.float32), "of": np.array([1, 0, 1, 1, 0])}
+    feeds["rois"] = np.sort(rng.uniform(0, 12, (5, 2, 2)), 1).reshape(5, 4).astype(np.float32)
+    for keep in ([1, -1, 1, -1, 1], [-1] * 5, [1] * 5):
+        given = {**feeds, "keep": np.float32(keep)}
+        expected = reference(model, given)
+        for name, got in zip(net.outputs, session.run(None, given), strict=True):
+            assert got.shape == expected[name].shape
+            np.testing.assert_allclose(got, expected[name], 1e-5, 1e-5)
+
+
 def test_a_limit_is_kept_room_for_and_held_to() -> None:
     """By a user's word there is less than there may be; more in the data is an error, in what is computed of it too."""
     net = Net(x=(3, 4))
@@ -299,3 +319,38 @@ def test_a_limit_is_kept_room_for_and_held_to() -> None:
             session.run([net.outputs[0]], more)
     with pytest.raises(UsageError, match="--limit n1=5: no node of this name"):
         without_code(model, limits={"n1": 5})
+
+
+@pytest.mark.parametrize(("op", "keepdims"), [("ArgMax", 0), ("ArgMin", 1)])
+def test_the_place_of_the_largest_in_an_image_of_computed_sizes(op: str, keepdims: int) -> None:
+    """It is found row by row, without putting rows behind one another; the first of equal ones counts."""
+    net = Net(opset=17, x=(3, 1, 4, 5), hw=(np.int64, (2,)))
+    hw = net("Min", net("Max", "hw", np.array([1, 1])), np.array([9, 7]))
+    size = net("Concat", np.array([3, 1]), hw, axis=0)
+    big = net("Resize", "x", None, None, size, mode="linear")
+    big = net("Round", net("Mul", big, np.float32(2)))
+    flat = net("Reshape", big, np.array([3, -1]))
+    y = net(op, flat, axis=1, keepdims=keepdims)
+    model = net.out(y, flat).model()
+    session = Session(without_code(model, precision="fp32"), "cpu")
+    rng = np.random.default_rng(0)
+    for sizes in ([1, 1], [3, 7], [9, 2], [9, 7], [5, 5]):
+        given = {"x": rng.standard_normal((3, 1, 4, 5)).astype(np.float32), "hw": np.array(sizes)}
+        expected = reference(model, given)
+        for name, got in zip(net.outputs, session.run(None, given), strict=True):
+            assert got.shape == expected[name].shape
+            np.testing.assert_array_equal(got, expected[name])
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_one_scatter_after_another(reduction: str) -> None:
+    """Each writes what is not there beyond the result, and reads the one before with that place."""
+    net = Net(opset=17, x=(5, 3), keep=(5,), u=(5, 3))
+    y = "x"
+    for sign in ("Greater", "Less"):
+        at = net("Transpose", net("NonZero", net(sign, "keep", np.float32(0))))
+        rows = net("Gather", "u", net("Squeeze", at, np.array([1])), axis=0)
+        y = net("ScatterND", y, at, rows, reduction=reduction)
+    net.out(net("Exp", y))
+    given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3) / 9, "u": np.ones((5, 3), np.float32)}
+    holds(net, *({**given, "keep": np.float32(keep)} for keep in ([1, -1, 0, 1, 0], [0] * 5, [1] * 5, [-1] * 5)))

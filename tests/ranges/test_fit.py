@@ -8,7 +8,7 @@ from tccompile.ir.extent import ceil_div, round_up
 from tccompile.plan.formulas import computed, drawn, filler
 from tccompile.ranges.alike import star
 from tccompile.ranges.box import opened, points
-from tccompile.ranges.fit import fit
+from tccompile.ranges.fit import derived, fit
 from tccompile.sizes import Size
 
 ONE, TWO = (Size("n", 2, 300),), (Size("h", 16, 256, 8), Size("w", 17, 260, 1))
@@ -59,6 +59,24 @@ def test_one_more_than_a_product_where_few_sizes_change_together():
     formulas, tree = drawn((found,), ["batch", "n"])
     assert {p["batch"] for p in at if p["n"] != at[0]["n"]} == {at[0]["batch"]}
     assert filler(tree)(computed(formulas, (4, 50))) == (601,)
+
+
+DERIVED = {
+    "at most so many of all places": lambda h, w: min(h // 8 * (w // 4), 90),
+    "half as large again": lambda h, w: 3 * (h // 8 * (w // 4)) // 2,
+    "two parts": lambda h, w: h * w + h // 8 * (w // 4),
+    "three parts, three times": lambda h, w: 3 * (h * w + 2 * (h // 8 * (w // 4))),
+    "rows of two parts": lambda h, w: h * w * (h * w + h // 8 * (w // 4)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_formulas_are_made_of_others(name):
+    seen, (h, w) = star(TWO, ()), opened(TWO)
+    known = {tuple(form(*p) for p in seen): form(h, w) for form in (lambda h, w: h * w, lambda h, w: h // 8 * (w // 4))}
+    found = derived([DERIVED[name](*p) for p in seen], known)
+    assert found.values.tolist() == [DERIVED[name](*p) for p in points(TWO)]
+    assert derived([DERIVED[name](*p) + p[0] % 3 for p in seen], known) is None
 
 
 def test_numbers_on_either_side_of_none():

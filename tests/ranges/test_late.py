@@ -170,6 +170,22 @@ def test_tables_of_any_size_are_computed(table):
     assert beside_onnxruntime(of_tokens(table), (2, 3, 8, 17, 40), 2, 40) < 1e-6
 
 
+def test_ones_that_are_summed_up():
+    """As places are counted, from the last one, in a mask of all tokens, which is a constant of two sizes."""
+    g = Graph()
+    zeros = g.op("ConstantOfShape", g.op("Slice", g.op("Shape", "x"), g.numbers(0), g.numbers(2)))
+    mask = g.op("Cast", g.op("Not", g.op("Equal", zeros, g.value(np.float32(1)))), to=TensorProto.INT32)
+    places = g.op("Cast", g.op("Mul", g.op("CumSum", mask, g.value(np.int64(1)), reverse=1), mask), to=TensorProto.INT64)
+    rows = g.op("Gather", g.weight(30, 4), g.op("Reshape", places, g.numbers(-1)))
+    model = g.model("x", TensorProto.FLOAT, ["batch", "n", 4], g.op("Add", "x", g.op("Reshape", rows, g.op("Shape", "x"))))
+    plan = without_code(model, precision="fp32", ranges={"batch": (1, 3), "n": (3, 20)})
+    assert len(plan.entries) == 2  # for one batch and for several
+    session = Session(plan, device="cpu")
+    x = np.random.default_rng(0).standard_normal((3, 17, 4)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert relative_error(session.run(None, {"x": x})[0], expected) < 1e-6
+
+
 # --- On a GPU --------------------------------------------------------------------------------------------------------
 
 

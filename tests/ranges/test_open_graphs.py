@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tccompile.errors import ModelError
@@ -11,6 +12,7 @@ from tccompile.ranges.box import opened
 from tccompile.ranges.fit import fit
 from tccompile.ranges.late import _points
 from tccompile.ranges.pool import Known
+from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
 from tests.open_graphs import BOUND, error_of
 from tests.ranges.models import Graph
@@ -98,3 +100,15 @@ def test_a_constant_is_not_stored_with_a_formula():
     wide = g.op("Pad", g.weight(4, 7), pads)
     model = g.model("x", 1, [1, "n", 4], g.op("MatMul", "x", wide))
     assert beside_onnxruntime(model, (3, 4, 9, 20), 3, 20) < BOUND
+
+
+def test_sizes_that_are_an_extent_by_chance_are_looked_at():
+    """Of three rows, which have three elements, the best four are all, and not the two that rows of 2 and 4 speak for."""
+    g = Graph()
+    best = g.op("TopK", "x", g.op("Min", g.extent("x", 1), g.numbers(4)), axis=1)
+    g.nodes[-1].output.append("places")
+    model = g.model("x", 1, ["batch", "n", 3], g.op("Tanh", best))
+    session = Session(without_code(model, precision="fp32", ranges={"batch": (2, 3), "n": (2, 21)}), "cpu")
+    for n in (2, 3, 4, 21):
+        x = np.random.default_rng(n).standard_normal((2, n, 3)).astype(np.float32)
+        assert np.allclose(session.run(None, {"x": x})[0], np.tanh(-np.sort(-x, 1)[:, :4]))

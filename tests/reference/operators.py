@@ -383,8 +383,16 @@ def _classical() -> Iterator[str]:
     yield from (f"Not supported: {', '.join(left)}.", "")
 
 
+FUSED_AGAIN = (
+    "Fusion puts them together again, into other steps than the model has: attention is one, a quantized operator is an integer "
+    "product with its scales in the epilogue, and MatMulNBits of up to 16 rows is a kernel that [reads integers of 4 and 8 bits]"
+    "(../design/quantized-models.md#weights-in-4-and-8-bits)."
+)
+"""How operators that are taken apart are computed."""
+
+
 def _microsoft() -> Iterator[str]:
     for domain in sorted(contrib.DOMAINS):
         yield from (f"## ONNX Runtime's own ({domain})", "", "Taken apart into operators of the standard:")
-        yield from (f"{', '.join(listed(domain))}.", "")
+        yield from (f"{', '.join(listed(domain))}.", "", *((FUSED_AGAIN, "") if domain == "com.microsoft" else ()))
         yield from _refusals(contrib.OPERATORS[domain])

@@ -10,6 +10,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError
+from tccompile.ir.extent import round_up
 from tccompile.load.constants import literal
 from tccompile.load.counted.reach import reach
 from tccompile.load.sizes import INT64, Number, Size, Sizes
@@ -20,6 +21,9 @@ LATE = {
     "Tile": (1,), "TopK": (1,),
 }  # fmt: skip
 """By operator, the inputs that hold sizes or places, which may be computed."""
+
+WHOLE, VECTOR = 64, 8
+"""Bounds of more elements than this are multiples of those that a thread reads at once."""
 
 
 def numbers(s: Sizes, i: int, most: float = math.inf) -> tuple[Number, ...] | None:
@@ -64,7 +68,10 @@ def _size(s: Sizes, name: str, i: int, most: float) -> Size:
         if math.prod(s.shape(name)) > 1:
             count = s.add("Slice", [count, s.constant([i]), s.constant([i + 1])])
         count = s.add("Max", [count, s.constant([0])])
-        s.made[key] = s.size(count, max(int(said if limited and said is not None else high), 0), limited)
+        bound = max(int(said if limited and said is not None else high), 0)
+        if not limited and bound > WHOLE and math.isinf(most):
+            bound = round_up(bound, VECTOR)
+        s.made[key] = s.size(count, bound, limited)
     return s.made[key]  # type: ignore[no-any-return]
 
 
@@ -192,6 +199,7 @@ def packed(s: Sizes, x: str, axes: Sequence[int]) -> str:
     with s.as_bounds(x):
         flat = s.add("Reshape", [x, s.constant([*shape[:first], math.prod(bounds), *shape[last + 1 :]])])
         y = s.add("Gather", [flat, place], axis=first)
+    s.made["packed", y] = x, tuple(axes)
     gone = len(axes) - 1
     kept = {a if a < first else a - gone: n for a, n in own.items() if a not in axes}
     s.says(y, {**kept, first: total})

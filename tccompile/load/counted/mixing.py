@@ -9,7 +9,7 @@ import onnx
 import onnx.helper
 
 from tccompile.load.counted.late import numbers
-from tccompile.load.counted.parts import from_beginning, in_range
+from tccompile.load.counted.parts import from_beginning
 from tccompile.load.sizes import Axes, Number, Size, Sizes
 
 
@@ -62,8 +62,36 @@ def arg(s: Sizes, node: onnx.NodeProto) -> bool:
         return False
     if s.attribute("select_last_index", 0):
         raise s.refuse(x, axis, "it selects the last of equals")
+    if (place := _place_in_rows(s, node, x, axis)) is not None:
+        y = s.add("Unsqueeze", [place, s.constant([axis])]) if keep else place
+        s.says(y, out)
+        return s.instead("Identity", [y])
     x = s.masked(x, axis, extreme(s.folder.type_of(x, node).dtype, node.op_type == "ArgMin"))
     return s.instead(node.op_type, [x], axis=axis, keepdims=keep)
+
+
+def _place_in_rows(s: Sizes, node: onnx.NodeProto, x: str, axis: int) -> str | None:
+    """Along an axis that is the last two of another tensor, put behind one another: the first row with the largest element, and
+    the first such element in it. None for other axes."""
+    while ("packed", x) not in s.made:
+        maker = s.maker(x)
+        if maker is None or maker.op_type != "Reshape" or s.shape(maker.input[0]) != s.shape(x):
+            return None
+        x = maker.input[0]
+    whole, axes = s.made["packed", x]
+    rank = len(s.shape(whole))
+    if axes != (rank - 2, rank - 1) or axis != rank - 2 or any(a not in axes for a in s.of(whole)):
+        return None
+    width = s.of(whole).get(rank - 1, s.shape(whole)[rank - 1])
+    fill = extreme(s.folder.type_of(whole, node).dtype, node.op_type == "ArgMin")
+    for a in axes:
+        whole = s.masked(whole, a, fill) if a in s.of(whole) else whole
+    best = s.add(node.op_type.replace("Arg", "Reduce"), [whole, s.constant([rank - 1])], keepdims=0)
+    row = s.add(node.op_type, [best], axis=rank - 2, keepdims=0)
+    line = s.add("GatherND", [whole, s.add("Unsqueeze", [row, s.constant([rank - 2])])], batch_dims=rank - 2)
+    column = s.add(node.op_type, [line], axis=rank - 2, keepdims=0)
+    count = width.count if isinstance(width, Size) else s.constant([width])
+    return s.add("Add", [s.add("Mul", [row, count]), column])
 
 
 def softmax(s: Sizes, node: onnx.NodeProto) -> bool:
@@ -151,14 +179,15 @@ def gemm(s: Sizes, node: onnx.NodeProto) -> bool:
 
 
 def roi_align(s: Sizes, node: onnx.NodeProto) -> bool:
-    """A row for each region."""
-    node.input[2] = in_range(s, node.input[2])
+    """A row for each region; those that are not there are of image -1, and nothing is read for them."""
     x, rois, images = node.input
     for axis in s.of(x):
         raise s.refuse(x, axis)
     if s.of(rois).get(0) != s.of(images).get(0):
         name = rois if s.of(rois) else images
         raise s.refuse(name, 0, "regions and the images that they are of are not as many")
+    if 0 in s.of(images):
+        node.input[2] = s.masked(images, 0, -1)
     return s.says(node.output[0], {a: size for a, size in s.of(rois).items() if a == 0})
 
 
@@ -198,7 +227,8 @@ def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
     with s.as_bounds(x, updates):
         beyond = [0] * len(shape)
         beyond[axis] = 1
-        room = s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
+        room = s.made.get(("room", x, axis)) or s.add("Pad", [x, s.constant([0] * len(shape) + beyond)])
         y = s.add(node.op_type, [room, place, updates], **how)
     s.instead("Slice", [y, s.constant([0]), s.constant([shape[axis]]), s.constant([axis])])
+    s.made["room", s.folder.resolved(node.output[0]), axis] = y  # whoever writes to that in turn has a place beyond it already
     return s.says(node.output[0], own) or True

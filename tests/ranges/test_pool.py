@@ -1,0 +1,35 @@
+"""Which codes a range is run with, by what they gain and how many there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.kernels.spec import Code
+from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _codes_for, _loss
+
+
+def code(name: str) -> Code:
+    return Code(name, ())
+
+
+def points(ops: int, slower: float) -> list[list[Case]]:
+    """Two sizes; each op has a code of its own, and at both sizes one that serves all, and takes longer by that share."""
+    shared = frozenset([code("shared")])
+    return [[Case(1 / ops, [(1.0, frozenset([code(f"own {i}")])), (1 + slower, shared)]) for i in range(ops)] for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ops", "slower", "left", "own"),
+    [
+        (10, 0.008, LESS, 0),
+        (10, 0.019, LESS, 5),
+        (10, 0.04, LESS, 8),
+        (3 * FEW, 0.019, LEFT, 0),  # more than a few would be needed for that
+        (3 * FEW, 0.049, LEFT, 3 * FEW // 2),
+    ],
+)
+def test_codes_are_few_or_worth_it(ops, slower, left, own):
+    asked = points(ops, slower)
+    pool = _codes_for(asked, 1000)
+    assert all(_loss(of_point, [case.cost(pool) for case in of_point]) <= left for of_point in asked)
+    assert sum(c.kernel.startswith("own") for c in pool) == own
