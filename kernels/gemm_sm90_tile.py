@@ -71,6 +71,7 @@ class Tile:
     result: int = RESULT
     sparse: bool = False
     teams: int = 1
+    eights: bool = False
 
     @property
     def atom(self) -> Atom:
@@ -123,7 +124,7 @@ class Tile:
         a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
         if self.sparse:
             return a, Operand(self.bn, self.bm * ROW, of_b, ROW // 2, 1, True)
-        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired)
+        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired, self.eights)
 
     @property
     def paired(self) -> bool:

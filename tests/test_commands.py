@@ -299,7 +299,7 @@ def test_stages_are_shown_where_there_are_no_bars(capsys: pytest.CaptureFixture[
 
 
 def test_stages_are_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def emitted(jobs: list[Any], progress: Any, _: int | None) -> dict[Any, Any]:
+    def emitted(jobs: list[Any], progress: Any, *_: object) -> dict[Any, Any]:
         progress(0, len(jobs))
         return {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
 
