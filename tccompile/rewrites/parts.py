@@ -73,16 +73,24 @@ def _check(edit: Editor, m: Part) -> str | None:
         return "it does not compute these rows each by itself"
     if m.count != 1 and not worth(f"parts of {y.name} taken early", m.count * FEW <= y.shape[m.axis]):
         return "most of its rows are read"
-    return None if _saves(edit, m.of, m.axis) else "no product or norm ahead of it would have fewer rows"
+    return None if _saves(edit, m, m.of, m.axis, ()) else "no product or norm ahead of it would have fewer rows"
 
 
-def _saves(edit: Editor, node: gs.Node, axis: int) -> bool:
-    """Whether what has fewer rows, if these are taken ahead of the node, is more than elementwise."""
+def _saves(edit: Editor, m: Part, node: gs.Node, axis: int, passed: tuple[gs.Node, ...]) -> bool:
+    """Whether what has fewer rows, if these are taken ahead of the node, is more than elementwise. What has been passed may read
+    the same tensor more than once, as x · sigmoid(x) does."""
     operands = _operands(node, axis)
     if operands is None or len(node.outputs) != 1 or node.op in SAVING:
         return operands is not None
-    ahead = ((producer(node.inputs[i], *PASSED, *SAVING), at) for i, at in operands.items() if edit.only_use(node.inputs[i]))
-    return any(before is not None and _saves(edit, before, at) for before, at in ahead)
+    passed = (*passed, node)
+
+    def alone(t: gs.Tensor, at: int) -> bool:
+        same = (n.op in ("Gather", "Slice") and _taken(n) == (at, m.span) for n in t.outputs if not any(n is p for p in passed))
+        return not edit.is_output(t) and all(same)
+
+    ahead = [(node.inputs[i], at) for i, at in operands.items() if alone(node.inputs[i], at)]
+    found = [(producer(t, *PASSED, *SAVING), at) for t, at in ahead]
+    return any(before is not None and _saves(edit, m, before, at, passed) for before, at in found)
 
 
 def _operands(node: gs.Node, axis: int) -> dict[int, int] | None:

@@ -37,6 +37,13 @@ def test_one_token_of_a_layer(index: int) -> None:
     assert rows(net.out(gather(net, net("LayerNormalization", layer(net, "x"), net.normal(16), axis=-1), index))) == [1] * 4
 
 
+def test_what_reads_a_product_twice() -> None:
+    net = Net(x=(2, 9, 16))
+    wide = net("MatMul", "x", net.normal(16, 32))
+    quick = net("Mul", wide, net("Sigmoid", net("Mul", wide, np.float32(1.702))))
+    assert rows(net.out(gather(net, net("MatMul", quick, net.normal(32, 16)), 0))) == [1, 1]
+
+
 def test_some_rows_of_two_layers() -> None:
     net = Net(x=(2, 12, 16))
     assert rows(net.out(cut(net, layer(net, layer(net, "x")), -2, LAST))) == [2] * 6
