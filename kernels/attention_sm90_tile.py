@@ -69,8 +69,8 @@ class Tile:
     @property
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
-        launched = 65536 // self.threads // 8 * 8
-        return 32, (launched * self.threads // 128 - 32) // self.warpgroups // 8 * 8
+        launched, kept = 65536 // self.threads // 8 * 8, 32 if self.size > 1 else 24
+        return kept, (launched * self.threads // 128 - kept) // self.warpgroups // 8 * 8
 
     @property
     def wide(self) -> int:
@@ -151,14 +151,14 @@ class Tile:
 
 SHAPES = {
     2: ((1, 64), (1, 80), (1, 128), (2, 64), (2, 96), (2, 128), (3, 64), (3, 96), (3, 128)),
-    1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (3, 64), (3, 96), (3, 128)),
+    1: ((1, 64), (1, 128), (2, 64), (2, 96), (2, 128), (2, 160), (2, 192), (3, 64), (3, 96), (3, 128)),
 }
 """Warpgroups of a block, and rows of k and v that they take at a time, by bytes of an element."""
 
 SLACK = {1: 20, 2: 56}
 """Registers that a thread needs beside what it holds of tiles, by bytes of an element."""
 
-ROUGH = 2080
+ROUGH = 2112
 """Rows of k whose weights times v are added up by Tensor Cores in E4M3, before they are added to others in float32. Each product
 loses what lies beyond 14 digits of the sum: of sums of weights, 1 % for so many rows of normal scores, and 6 % for 4096."""
 

@@ -24,14 +24,16 @@ The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_co
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
 shared memory, which the copy engine stores while the next tile is multiplied; a box of the residual comes into the same place
 while its own tile is, or, if it is of bytes, while the results of the one before are stored. Boxes are of halves, of integers
-of 8 bits or of floats of 8 bits, residuals included. With swapped operands stmatrix turns the results back, halves one
-by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by channel, of
-which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
+of 8 bits or of floats of 8 bits, residuals included; of 8 bits, a lane has eight neighbours where the columns of B come in an
+order for that, and so reads scales and stores results several at once. With swapped operands stmatrix turns the results back,
+halves one by one and bytes of neighbouring channels in pairs: a warpgroup fills one box of 64 channels, and what differs by
+channel, of which a lane has two, is read before the products are there. Otherwise lanes store rows, whose loads overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tccompile.arch import Arch
@@ -41,9 +43,9 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, compressed, copies, turned_results
+from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -301,7 +303,8 @@ class Hopper(OneWay):
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        sparse = [{**c, "sparse": True} for c in candidates if c.get("swapped")] if self._compressed(way, program) else []
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
+        sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
@@ -376,6 +379,8 @@ class Hopper(OneWay):
             how = sparse
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
+        if t.eights:
+            boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
@@ -400,6 +405,7 @@ class Hopper(OneWay):
                 result=t.result,
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
+                **({"eights": True} if t.eights else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -413,9 +419,9 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added, teams=params.get("teams", 1))
+        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
-        blocks = resident(t, arch) if t.paired else 1  # more registers than it needs would leave one of them room
+        blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
@@ -446,7 +452,10 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
-    return tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+    whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
+    eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
+    return replace(t, eights=True) if eights else t
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

@@ -22,6 +22,9 @@ from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
+EIGHTS = 32
+"""Columns of a group of which a lane has 8 neighbours: see `Operand.eights`."""
+
 PAIRED = 16
 """Columns of which neighbours are 8 rows apart."""
 
@@ -83,17 +86,28 @@ class Copies:
             return self._boxed_a(t), values, replace(self.places, box=(PIECE, pieces, t.bn // 64), swizzle=0)
         if isinstance(self.a, Im2colMap):
             b = replace(self.b, box=(self.whole, t.bn, 1))
-            return self._boxed_a(t), _paired(b) if t.paired else b
+            return self._boxed_a(t), _ordered(b, t)
         sides = zip((t.bm, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
-        return a, _paired(b) if t.paired else b
+        return a, _ordered(b, t)
 
     def _boxed_a(self, t: Tile) -> TiledMap | Im2colMap:
         """A's map, K-major, in boxes as wide as B's."""
         if isinstance(self.a, Im2colMap):
             return replace(self.a, pixels=t.bm)
         return replace(self.a, box=(self.chunk, t.bm, 1), swizzle=self.size * self.chunk)
+
+
+def by_eight(m: TiledMap) -> TiledMap:
+    """The map of an array's (k, columns, one batch) in boxes with an order of their own: see `Operand.eights`."""
+    (depth, columns, _), step, (row, extent, _) = m.extents, m.strides[0], m.box
+    extents, strides = (depth, 2, 4, 4, columns // EIGHTS), (step, 8 * step, 2 * step, EIGHTS * step)
+    return replace(m, extents=extents, strides=strides, box=(row, 2, 4, 4, extent // EIGHTS), steps=(1,) * 5)
+
+
+def _ordered(b: TiledMap, t: Tile) -> TiledMap:
+    return _paired(b) if t.paired else by_eight(b) if t.eights else b
 
 
 def _paired(m: TiledMap) -> TiledMap:

@@ -26,7 +26,8 @@ left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200
 
 LARGE = {64: (), 128: (176, 192)}
 """Rows beside those where each thread has its sums twice, so that 256 find no room. 8192³ in E4M3 takes 683 µs on an H200 with
-192 rows, 718 with 200, and 738 with 128."""
+192 rows, 718 with 200, and 738 with 128. Not for 2:4 weights, beside which results leave in pieces, of which these have many:
+4096³ in E4M3 takes 90.5 µs on an H100 with 200 rows, 98.3 with 192 and 107.7 with 176."""
 
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
@@ -70,6 +71,7 @@ class Tile:
     result: int = RESULT
     sparse: bool = False
     teams: int = 1
+    eights: bool = False
 
     @property
     def atom(self) -> Atom:
@@ -122,7 +124,7 @@ class Tile:
         a = Operand(self.bm, 0, of_a, row, ROW // row if im2col else 1, k_major[0])
         if self.sparse:
             return a, Operand(self.bn, self.bm * ROW, of_b, ROW // 2, 1, True)
-        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired)
+        return a, Operand(self.bn, self.bm * ROW, of_b, ROW if im2col else row, 1, k_major[1], self.paired, self.eights)
 
     @property
     def paired(self) -> bool:

@@ -19,7 +19,7 @@ from tccompile.ir.extent import Extent, ceil_div, hint, least
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, copies
+from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, by_eight, copies
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers
 from tccompile.kernels.parts.operands import ROW, Operand
@@ -119,7 +119,7 @@ class Tile:
     @property
     def registers(self) -> int:
         """What a thread needs: sums of z, those of y while they become fewer, and what else there is."""
-        return self.columns // 2 + 3 * (self.per // self.parts) // 8 + 44
+        return self.columns // 2 + 3 * (self.per // self.parts) // 8 + (56 if self.made else 44)
 
     @property
     def params(self) -> dict[str, Value]:
@@ -227,6 +227,7 @@ def _copying(t: Tile) -> Part:
     boxes = Stages(layout, "y", groups * slots if added else 0, BOX)
     v_bytes, whole = t.v_bytes, layout["x"] - layout["w"]
     copy_weights, copy_rows = _copying_factors(t)
+    copy_v = _copying_columns(t.result)
     of_added = 3 + 2 * len(t.factors)
 
     @inline
@@ -241,7 +242,7 @@ def _copying(t: Tile) -> Part:
         target = weights.target(weights.buffers(base), i32(0))
         weights.expect(target, whole)
         for c in range(chunks):
-            hw.copy_box(u32(target[1] + c * v_bytes), maps[0], target[0], i32(c * per), i32(0), i32(0))
+            copy_v(u32(target[1] + c * v_bytes), maps[0], target[0], i32(c * per), i32(0))
             copy_weights(maps, target, i32(c))
 
     @inline
@@ -291,13 +292,30 @@ def _copying(t: Tile) -> Part:
     return part(init=init, wait_weights=wait_weights, wait_x=wait_x, wait_added=wait_added, **asking)
 
 
+def _copying_columns(size: int) -> Any:
+    """The device function (address, map, barrier, k, column): weights of columns from this one on, whose results have a size.
+    Columns of bytes come in an order in which a lane's sums of 32 are of 8 neighbours: see `_columns`."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline
+
+    @inline
+    def straight(at, map_, barrier, k, column):
+        hw.copy_box(at, map_, barrier, k, column, i32(0))
+
+    @inline
+    def by_eight(at, map_, barrier, k, column):
+        hw.copy_box5(at, map_, barrier, k, i32(0), i32(0), i32(0), i32(column // SPAN))
+
+    return by_eight if size == 1 else straight
+
+
 def _copying_factors(t: Tile) -> tuple[Any, Any]:
     """The device functions (maps, target, chunk), which has weights of all factors copied behind all of v, and (maps, target,
     row), which has rows of theirs copied; target: barrier, and where the first one's begin."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    per, chunks = t.per, t.chunks
+    per, chunks, copy = t.per, t.chunks, _copying_columns(BITS[t.second[0]] // 8)
 
     def copying(number: int, factor: Factor, x_at: int, w_at: int) -> tuple[Any, Any]:
         deep, row, elements, each, x, w = (
@@ -313,7 +331,7 @@ def _copying_factors(t: Tile) -> tuple[Any, Any]:
         def weights(maps, target, c):
             for k in range(deep):
                 at = u32(target[1] + w_at + c * each + k * (per * row))
-                hw.copy_box(at, maps[w], target[0], i32(k * elements), i32(c * per), i32(0))
+                copy(at, maps[w], target[0], i32(k * elements), i32(c * per))
 
         @inline
         def rows(maps, target, first):
@@ -507,9 +525,9 @@ def _putting(
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     (wide, parts), size = columns, line // box
-    staging = Staging(0, 0, 0 if added else None, size, sums)
-    place, put_16, extra = results.rows_of_boxes(staging, box, params)
+    place, put_32, extra = (_rows_of_bytes if size == 1 else _rows_of_halves)(params, line, added)
     take, rows_alike = results.taking(wide, SPAN, sums, params), 8 - line.bit_length()
+    lanes = 8 if size == 1 else 2
 
     def put_span(number: int, before: int) -> Any:
         column = before + number * SPAN
@@ -517,9 +535,7 @@ def _putting(
 
         @inline
         def put(acc, at, c, e):
-            values = take(acc, i32(number))
-            put_16(values, u32((at ^ inside) + apart), i32(c + column), e)
-            put_16(values[8:], u32((at ^ (inside + 16 * size)) + apart), i32(c + column + 16), e)
+            put_32(take(acc, i32(number)), u32(at ^ inside), apart, i32(c + column), e)
 
         return put
 
@@ -530,11 +546,41 @@ def _putting(
         def put(acc, at, lane, c, e):
             row, of_row, inside = place(lane)
             key = i32((row >> rows_alike) & (line // 16 - 1))
-            every(acc, u32(at + row * line + (of_row ^ key) * 16 + inside), i32(c + (lane & 3) * 2), e)
+            every(acc, u32(at + row * line + (of_row ^ key) * 16 + inside), i32(c + (lane & 3) * lanes), e)
 
         return put
 
     return tuple(put_part(part) for part in range(parts)), extra
+
+
+def _rows_of_halves(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
+    """How 16 rows of 32 columns go through the epilogue into a box: the device functions place(lane) → row, which 16 bytes of it,
+    bytes from their start on; and put(values, at, apart, c, e), some bytes behind `at`. And its arguments' types."""
+    from tccompile.kernels.parts import results
+    from tccompile.kernels.ptx.core import i32, inline, u32
+
+    place, put_16, extra = results.rows_of_boxes(Staging(0, 0, 0 if added else None), line // 2, params)
+
+    @inline
+    def put_32(values, at, apart, c, e):
+        put_16(values, u32(at + apart), c, e)
+        put_16(values[8:], u32((at ^ 32) + apart), i32(c + 16), e)
+
+    return place, put_32, extra
+
+
+def _rows_of_bytes(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The same of bytes, of which a lane has 8 neighbours in two rows: see `_copying_columns`."""
+    from tccompile.kernels.parts import results
+    from tccompile.kernels.ptx.core import inline, u32
+
+    place, put, extra = results.rows_by_eight(line, added, params)
+
+    @inline
+    def put_32(values, at, apart, c, e):
+        put(values, u32(at + apart), c, e)
+
+    return place, put_32, extra
 
 
 class PairSm90(Joint):
@@ -580,7 +626,8 @@ class PairSm90(Joint):
         turns = ceil_div(hint(found.tiles), t.groups * arch.sms)
         results = (t.chunks * t.per * (1 + own.made * bool(t.made)) + t.columns) / ROWS
         weights = (t.layout["x"] - t.layout["w"]) / own.weights
-        computing = turns * results * max(own.alone_us, t.groups * own.results_us)
+        each = own.bytes_us if found.results[-2].size == 1 else own.results_us
+        computing = turns * results * max(own.alone_us, t.groups * each)
         return own.start_us + weights + max(computing, moved)
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
@@ -642,14 +689,20 @@ class Products:
     def maps(self, t: Tile) -> list[TiledMap]:
         """Of v, y, z, then of rows and weights of each factor, and of what is added to y from memory."""
         y, z = self.results[-2:]
-        found = [replace(self.operands[-1].b, box=(t.per, t.columns, 1), swizzle=ROW)]
+        found = [_columns(self.operands[-1].b, t.per, t.columns, ROW, z.size)]
         found += [replace(y.y, box=(t.per, ROWS, 1), swizzle=ROW)]
         found += [replace(z.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)]
         for how, factor in zip(self.operands[:-1], t.factors, strict=True):
             assert isinstance(how.a, TiledMap)
             found += [replace(how.a, box=(how.chunk, ROWS, 1), swizzle=factor.row)]
-            found += [replace(how.b, box=(how.chunk, t.per, 1), swizzle=factor.row)]
+            found += [_columns(how.b, how.chunk, t.per, factor.row, y.size)]
         return found + [replace(m, box=(t.per, ROWS, 1), swizzle=ROW) for m in (y.added,) if m and t.added]
+
+
+def _columns(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
+    """The map of weights in boxes of so many columns, whose results have a size."""
+    m = replace(w, box=(deep, columns, 1), swizzle=row)
+    return by_eight(m) if size == 1 else m
 
 
 def described(ops: Sequence[Op], program: Program) -> Products | str:
@@ -699,7 +752,7 @@ def _described(op: Op, program: Program) -> tuple[Problem, Copies, Boxed] | str:
     how = copies(problem, program)
     if isinstance(how, str):
         return how
-    boxed = boxed_results(op, program, problem, 2)
+    boxed = boxed_results(op, program, problem, 8 if program.tensors[op.y].dtype.size == 1 else 2)
     if boxed is None:
         return f"{op.y} cannot be written in boxes"
     if how.im2col or problem.batches != 1 or how.k_major != (True, True):

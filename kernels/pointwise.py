@@ -541,7 +541,7 @@ def _lazy(expr: Expr, dear: Collection[int]) -> _Lazy | None:
         conditions.append(condition)
         others |= _loads_of(condition) | _loads_of(other)
     saved = (_loads_of(inside) - others).intersection(dear)
-    if len(saved) < RARE or inside.dtype is DType.BOOL or not all(c.dtype is DType.BOOL for c in conditions):
+    if not conditions or len(saved) < RARE or inside.dtype is DType.BOOL or any(c.dtype is not DType.BOOL for c in conditions):
         return None
     return _Lazy(tuple(conditions), inside, substitute(expr, {inside: Expr("load", (), INSIDE, inside.dtype)}))
 

@@ -39,7 +39,7 @@ from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
 
 THREADS = 256
 
-BESIDE, NARROW, WIDE = 8, 2, (32, 64)
+BESIDE, NARROW, WIDE = 8, 2, 32
 """Outputs of a block that are neighbouring vectors: 128 bytes of a row, or a sector of 32; or more, of which each has fewer
 threads, and so less to combine."""
 
@@ -103,9 +103,8 @@ class ReduceKernel(TextKernel):
         yield {"splits": 1}
         if shares.lanes == LANES and shares.blocks < arch.sms:
             yield {"splits": 1, "beside": NARROW}
-        if shares.lanes == LANES:
-            wider = {wide: describe(op, program, wide) for wide in WIDE}
-            yield from ({"splits": 1, "beside": wide} for wide, s in wider.items() if arch.sms <= s.blocks < shares.blocks)
+        if shares.lanes == LANES and arch.sms <= describe(op, program, WIDE).blocks < shares.blocks:
+            yield {"splits": 1, "beside": WIDE}
         step = shares.threads * shares.vector
         most = ceil_div(shares.inner.size, 4 * step)  # so that each thread has some elements
         splits = min(ceil_div(2 * arch.sms, max(shares.blocks, 1)), most, 1024)
@@ -118,7 +117,9 @@ class ReduceKernel(TextKernel):
         steps = ceil_div(shares.inner.size, shares.threads * shares.vector * splits)
         waves = max(1.0, shares.blocks * splits / (arch.sms * (arch.threads_sm // THREADS)))
         if shares.lanes > 1:  # four loads in flight a thread
-            latency, adding = waves * (own.lanes_us * steps - own.lanes_early_us), own.split_lanes_us
+            gathered = max(0.0, shares.blocks * splits / arch.sms - 1) if shares.threads > LANES else 0.0
+            latency = waves * (own.lanes_us * steps - own.lanes_early_us) + own.gather_us * gathered
+            adding = own.split_lanes_us
         else:
             each = own.vector_us if shares.vector > 1 else own.step_us
             latency, adding = waves * (own.start_us + each * steps), own.split_us

@@ -549,11 +549,9 @@ def to_parts(
 
 
 def likely_jobs(ranged: Sequence[Pattern], options: Options, refused: Collection[Code], ranked: Known) -> list[Job]:
-    """What has to be compiled for a range, and little more, before it is chosen what runs which sizes."""
+    """What has to be compiled for a range, and little more, before it is chosen what runs which sizes: the surest first."""
     pools = {name: ranked.pool(ranged[0], ARCHS[name], refused) for name in options.archs} if ranged else {}
-    return [
-        (code, ARCHS[name], kind) for name, pool in pools.items() for code in sorted(pool.codes, key=repr) for kind in kinds(name)
-    ]
+    return [(code, ARCHS[name], kind) for name, pool in pools.items() for code in pool.by_use for kind in kinds(name)]
 
 
 def kinds(name: str) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ class Operand:
     k_major    whether neighbours along K are neighbours in memory; else those along the extent are, which comes in boxes of
                `BLOCK` of them by ROW bytes' worth of K
     paired     whether, of each 16 of the extent, numbers 2r and 2r + 1 lie in rows r and r + 8: as wgmma's rows, a lane has both
+    eights     whether, of each 32 of the extent, 8q + 2h and the next one lie in rows 8h + 2q and on: as wgmma's columns, a lane
+               has all eight
     """
 
     extent: int
@@ -72,6 +74,7 @@ class Operand:
     boxes: int
     k_major: bool
     paired: bool = False
+    eights: bool = False
 
     @property
     def size(self) -> int:

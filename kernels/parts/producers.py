@@ -43,6 +43,12 @@ def boxes(operand: Operand) -> Any:
     def copy_pairs(map_, target, k, first, batch):
         hw.copy_box4(target[1], map_, target[0], k, i32(0), i32(0), i32(first >> 4))
 
+    @inline
+    def copy_eights(map_, target, k, first, batch):
+        hw.copy_box5(target[1], map_, target[0], k, i32(0), i32(0), i32(0), i32(first >> 5))
+
+    if operand.eights:
+        return copy_eights
     return copy_pairs if operand.paired else copy_rows if operand.k_major else copy_blocks
 
 

@@ -180,8 +180,12 @@ class Boxes(Results):
     """
 
     def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
-        place, put_16, extra = rows_of_boxes(staging, columns, params)
         added = staging.landed is not None
+        lanes = epilogue.Form.decoded(params).lanes
+        if lanes == NEIGHBOURS:
+            place, put_32, extra = rows_by_eight(staging.result * columns, added, params)
+        else:
+            place, put_16, extra = rows_of_boxes(staging, columns, params)
         maps = 1 + added
         super().__init__(params, maps, extra)
         (bm, wide), each, landed = shape, staging.each, staging.landed or 0
@@ -206,7 +210,11 @@ class Boxes(Results):
                 put_16(values, u32(at ^ inside), i32(c + column), e)
                 put_16(values[8:], u32(at ^ (inside + 16 * result)), i32(c + column + 16), e)
 
-            return put_32_columns if span == 32 else put_16_columns
+            @inline
+            def put_eights(acc, at, c, e):
+                put_32(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
+
+            return put_eights if lanes == NEIGHBOURS else put_32_columns if span == 32 else put_16_columns
 
         def put_box(number: int) -> Any:
             """The box of these columns, and its way to memory."""
@@ -220,7 +228,7 @@ class Boxes(Results):
                     if lane == 0:
                         box_read()
                     cuda.syncwarp()
-                spans_of_box(acc, u32(at + box), i32(n + (lane & 3) * 2), e[maps:])
+                spans_of_box(acc, u32(at + box), i32(n + (lane & 3) * lanes), e[maps:])
                 hw.fence_copies()
                 cuda.syncwarp()
                 if lane == 0:
@@ -478,6 +486,42 @@ def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
         return load(at) + load(u32(at + below)) + load(u32(at + 8)) + load(u32(at + below + 8))
 
     return put, there if added else None
+
+
+NEIGHBOURS = 8
+"""Results of bytes that a lane has side by side, of 32 columns in an order for that: see `Operand.eights`."""
+
+
+def rows_by_eight(line: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
+    """As `rows_of_boxes`, of 32 columns, in a box's rows of `line` bytes, which a lane takes by eight."""
+    compute, extra = epilogue.build_results(params)
+    dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
+    store = memory.store(dtype, NEIGHBOURS, space="shared", rounds=dtype in BYTES)
+    load = epilogue.load_added(params, NEIGHBOURS, "shared") if added else None
+
+    @inline
+    def place(lane):
+        return i32(lane >> 2), (lane & 3) >> 1, (lane & 1) * 8
+
+    @inline
+    def by_rows(v):
+        return v[0], v[1], v[4], v[5], v[8], v[9], v[12], v[13], v[2], v[3], v[6], v[7], v[10], v[11], v[14], v[15]
+
+    @inline
+    def put(at, v):
+        store(at, v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7])
+        store(u32(at + below), v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15])
+
+    @inline
+    def put_plain(values, at, c, e):
+        put(at, compute(by_rows(values), c, e))
+
+    @inline
+    def put_added(values, at, c, e):
+        there = load(at) + load(u32(at + below))
+        put(at, compute(by_rows(values), there, c, e))
+
+    return place, put_added if added else put_plain, extra
 
 
 def drain_boxes() -> Any:

@@ -137,6 +137,12 @@ copy_box4 = instruction(
 )  # fmt: skip
 """The same of a box of four dimensions."""
 
+copy_box5 = instruction(
+    "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6, $7}], [$2];",
+    void, u32, u64, u32, i32, i32, i32, i32, i32,
+)  # fmt: skip
+"""The same of a box of five dimensions."""
+
 copy_bytes = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $3, [$2];", void, u32, u64, u32, i32
 )

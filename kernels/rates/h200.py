@@ -247,6 +247,7 @@ H200 = Rates(
         weights=Rate(80000, "bytes/µs", PAIR_SM90, "2026-11-26"),
         alone_us=Rate(1, "µs", PAIR_SM90, "2026-11-26"),
         results_us=Rate(0.36, "µs", PAIR_SM90, "2026-11-26"),
+        bytes_us=Rate(0.27, "µs", "three launches of ResNet-50 at batch 32, in its graph, on an H200", "2026-11-26"),
         made=Rate(0.45, "of the time", PAIR_SM90, "2026-11-26"),
     ),
     attention=Attention(
@@ -334,6 +335,7 @@ H200 = Rates(
     ),
     reduce=Reduce(
         lanes_us=Rate(0.075, "µs", "on an H200, to 5 %", "2026-11-23"),
+        gather_us=Rate(0.57, "µs", "an average over 49 pixels at batch 32 and 128, on an H200", "2026-11-26"),
         lanes_early_us=Rate(0.15, "µs", "on an H200, to 5 %", "2026-11-23"),
         start_us=Rate(1.0, "µs", UNKNOWN, "2026-11-23"),
         vector_us=Rate(0.12, "µs", UNKNOWN, "2026-11-23"),

@@ -589,6 +589,8 @@ class Reduce:
 
     lanes_us: Rate
     """A step, where a thread has several results side by side."""
+    gather_us: Rate
+    """To combine what more than 8 threads have of each vector of a block, for each block beyond a multiprocessor's first."""
     lanes_early_us: Rate
     """Less in all, as the first steps are under way at once."""
     start_us: Rate
@@ -705,6 +707,8 @@ class PairSm90:
     """A warpgroup's time for 64 by 64 results, where few others share its multiprocessor."""
     results_us: Rate
     """A multiprocessor's for as many."""
+    bytes_us: Rate
+    """The same, where they are bytes."""
     made: Rate
     """More of it where what is added to results is made, too."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
 from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
+from tccompile.ir.extent import possible
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, translated
@@ -159,12 +160,13 @@ def _write_in_place(e: Editor, piece: Piece) -> None:
     source, part = e.tensors[piece.source], piece.slice
     if not e.is_private(source.name) or e.writer(source.name) is None or source.inner != part.inner:
         return
-    lanes = source.inner
+    lanes, fits = source.inner, True
     if lanes is not None:
         grain = e.grain(part.name, source.name)
         alike = all(n == m or a == lanes for a, (n, m) in enumerate(zip(source.padded, part.padded, strict=True)))
-        if part.offset % grain or part.padded[lanes] % grain or not alike:
-            return
+        fits = alike and not (part.offset % grain or part.padded[lanes] % grain)
+    if not possible(f"{source.name} in its place", fits):
+        return
     if any(t.base == source.name for t in e.tensors.values()):
         return
     e.tensors[source.name] = replace(part, name=source.name)

@@ -44,15 +44,15 @@ def within(
     sources: Mapping[str, np.ndarray],
     floats: Program | None = None,
     metric: Metric | None = None,
-    margin: float = 1.0,
+    whole: Callable[[Sequence[float]], float] = max,
 ) -> Raised:
-    """The program with as few ops in fp32 as bring its error to the bound: the largest of any output and run, times the margin.
+    """The program with as few ops in fp32 as bring its error to the bound: the largest of any output and run.
 
     program  as nothing is rounded; `chosen`, the same with precision chosen, and the ops that it is given in fp32, with a reason
     runs     inputs; sources, the model's weights by name
     floats   what the program is compared with, if it is quantized and not with itself
     metric   says what outputs are off by, in place of the relative error
-    margin   how many times the largest error new inputs are expected to have
+    whole    what is held to the bound, of each run's largest error, if not the largest of all
     Raises VerificationError if fp32 everywhere is not enough.
     """
     exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
@@ -65,7 +65,7 @@ def within(
             made = chosen(dict.fromkeys(order[:count], reason))
             outputs = [evaluate(made, feeds, sources, stored=True) for feeds in runs]
             errors = (_error(out, ref) for out, ref in zip(outputs, exact, strict=True))
-            tried[count] = made, margin * max(errors) if metric is None else metric(outputs, exact, runs)
+            tried[count] = made, whole([*errors]) if metric is None else metric(outputs, exact, runs)
         return tried[count][1]
 
     count = 0

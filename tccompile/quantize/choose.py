@@ -71,8 +71,11 @@ SPARE = 0.95
 """The share of the bound that a guess aims at."""
 
 LESS = 0.98
-"""The share of a model's time that bytes must leave at most: estimates are no more exact. So what takes the whole error that is
-allowed must save as much, and what takes a part of it, that part."""
+"""The share of a model's time that bytes must leave at most: estimates are no more exact."""
+
+WORTH = 0.06
+"""The share of a model's time that must be saved for the whole error that is allowed, and for a part of it, that part: as much as
+estimates of two formats are off beside each other, one of which makes a far larger error."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ def choose(
     in_floats = sum(time for _, time in floats)
     relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
     allowed = bound / min((t.off / t.said for t in known.tried if t.said > 0 and t.off > 0), default=1.0)  # by estimates
-    least = (1 - LESS) * in_floats / allowed**2 if relative else 0.0
+    least = WORTH * in_floats / allowed**2 if relative else 0.0
     found = _faster(known, entries, floats, least)
     activations, tried = [*(t.activation for t in found), *known.added], dict[Tried, None]()
 

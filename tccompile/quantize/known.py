@@ -244,11 +244,6 @@ class Off:
         """What is held to the bound."""
         return self.expected if self.own is None else self.own
 
-    @property
-    def margin(self) -> float:
-        """How many times as far off as the worst of the inputs new ones are expected to be; 1 by the user's own metric."""
-        return self.expected / self.largest if self.largest and self.own is None else 1.0
-
 
 class Measure:
     """Runs a graph, whose channels are smoothed, with some in bytes beside float32.

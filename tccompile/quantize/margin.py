@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 SPREAD = 0.25
 """Of the logarithms of errors: their standard deviation in networks of all kinds."""
@@ -35,3 +36,8 @@ def expected(errors: Sequence[float]) -> float:
     squares = FREEDOM * SPREAD**2 + sum((x - mean) ** 2 for x in logs)
     deviation = math.sqrt(squares / (FREEDOM + count - 1) * (1 + 1 / count))
     return max(largest, math.exp(mean + STUDENT[count - 1] * deviation))
+
+
+def of_new(errors: Sequence[float], examples: int) -> float:
+    """What `expected` says, from errors of so many examples that lie together in batches, where they are taken to be alike."""
+    return expected([*islice(cycle(errors), max(len(errors), min(examples, len(STUDENT))))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -20,6 +21,10 @@ SAMPLE = 1 << 17
 FAR, MOST = 4.0, 4.0
 """How many standard deviations beyond the mean new inputs are looked for, and how many times the largest seen, at most: of a
 network's tensors, some one meets what is rare for each in a few of 100 inputs."""
+
+TAIL, FEW = 1000, 16
+"""Of so many values the largest tells how fast numbers become rare, and at least so many of all; and of so many inputs one has a
+value that a grid has no room for, by that."""
 
 OTHERS = 4
 """How many degrees of freedom the other tensors' spreads are worth to a tensor's own, which few runs tell little of."""
@@ -86,6 +91,17 @@ class Values:
             return self.all()
         most = self.sample[int(np.argmax(self.largest))]
         return np.concatenate([self.all(), more * most, more * np.array([self.low, self.high], np.float32)])
+
+
+def rarer(sample: np.ndarray, runs: int) -> float:
+    """How many times the largest value of these runs one in TAIL inputs has, if what values exceed a large one by is an
+    exponential number: few tokens, say, of which some are new, are told apart by nothing else."""
+    sizes = np.abs(sample)
+    count = min(max(len(sizes) // TAIL, FEW), len(sizes) // 4)
+    if not count:
+        return 1.0
+    top = np.partition(sizes, -count)[-count:]
+    return 1.0 + float(top.mean() - top.min()) / max(float(top.max()), 1e-30) * math.log(max(TAIL / runs, 1.0))
 
 
 def rooms(largest: Sequence[Sequence[float]]) -> list[float]:
@@ -167,7 +183,7 @@ def observe(
         gains = {name: by_storage[t.storage] for name, t in program.tensors.items() if t.storage in by_storage}
     values = {name: v for name, v in values.items() if name not in wrong}
     for v, room in zip(values.values(), rooms([v.largest for v in values.values()]), strict=True):
-        v.room = room
+        v.room = min(max(room, rarer(np.concatenate(v.sample), len(v.sample))), MOST)
     return Observed(values, dict(gains))
 
 

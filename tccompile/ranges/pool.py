@@ -127,8 +127,9 @@ class Known:
         key = arch.name, id(patterns[0]), len(refused)
         if key not in self.pools:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
-            codes = _codes_for([of_point for own in cases.values() for of_point in own], _most(cases.values()))
-            self.pools[key] = Pool(codes, {id(p): self._fitting(p, arch, codes) for p in patterns})
+            points = [of_point for own in cases.values() for of_point in own]
+            codes = _codes_for(points, _most(cases.values()))
+            self.pools[key] = Pool(codes, _by_use(points, codes), {id(p): self._fitting(p, arch, codes) for p in patterns})
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
@@ -154,9 +155,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Pool:
-    """The codes of a range, and for each op of its patterns, by their identity, the candidates that have such somewhere."""
+    """The codes of a range, also in the order of how much they are used, and for each op of its patterns, by their identity, the
+    candidates that have such somewhere."""
 
     codes: Codes
+    by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
 
 
@@ -233,6 +236,16 @@ def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
         taken.append(best)
         pool |= best
     return _without_needless(points, taken, left)
+
+
+def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
+    """The codes, that first with which most of inferences' time is spent."""
+    used = dict.fromkeys(sorted(pool, key=repr), 0.0)
+    for case in (case for of_point in points for case in of_point):
+        cost, codes = next((own for own in case.costs if own[1] <= pool), (0.0, frozenset[Code]()))
+        for code in codes:
+            used[code] += cost * case.share
+    return sorted(used, key=lambda code: -used[code])
 
 
 def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:

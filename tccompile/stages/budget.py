@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -24,6 +25,7 @@ from tccompile.precision.ranges import Spread, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes
 from tccompile.quantize.calibration import Chosen
 from tccompile.quantize.known import tested
+from tccompile.quantize.margin import of_new
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
 from tccompile.stages.measure import inputs_of, random_inputs
@@ -107,9 +109,8 @@ def _within_budget(
 ) -> tuple[Raised, float]:
     """The program within the error that the user allows, and what of that error was measured when it was quantized.
 
-    By the user's inputs what is quantized is compared with the model in floats, and new ones are expected to be as much worse as
-    they are by bytes alone. Bytes need not hold what random inputs are: by them it is compared with itself, and what bytes cost
-    is known.
+    By the user's inputs what is quantized is compared with the model in floats, and it is held to what new ones are expected to
+    be off by. Bytes need not hold what random inputs are: by them it is compared with itself, and what bytes cost is known.
     """
     options, calibration, weights = build.options, build.calibration, build.opened.weights
     assert options.max_error is not None
@@ -120,8 +121,8 @@ def _within_budget(
     if calibration is None or real:
         few = runs if calibration is None else tested(runs)
         metric = None if options.metric is None else read_metric(options.metric)
-        margin = 1.0 if calibration is None else calibration.off.margin
-        return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric, margin), 0.0
+        whole = max if calibration is None else partial(of_new, examples=calibration.runs)
+        return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric, whole), 0.0
     bound = math.sqrt(options.max_error**2 - calibration.off.expected**2)  # errors add up as squares
     return within(program, bound, raising, build.spreads, runs, weights), calibration.off.expected
 
@@ -134,7 +135,7 @@ def _cost_of(raised: Raised, build: Budgeted, known: float) -> str:
     options, arch = build.options, build.options.archs[-1]
     error, error_before = (math.hypot(e, known) for e in (raised.error, raised.error_before))
     errors = f"storage's error is {error:.1e} of {options.max_error:g} allowed"
-    if build.calibration is not None and build.calibration.off.margin > 1:
+    if build.calibration is not None and build.calibration.runs and options.metric is None:
         errors += ", as new inputs are expected to have it"
     if not raised.ops:
         return f"{errors}; nothing had to be raised for it"

@@ -337,6 +337,19 @@ def test_what_is_added_to_bytes_that_are_turned(y: DType, r: DType, more: Config
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
+@pytest.mark.parametrize(
+    ("program", "bn"),
+    usually([(conv((2, 20, 7, 6), 96, (1, 1), (U8, I8, U8)), 64), (with_residual(I8, U8, channels=160), 128)], 0, 1),
+    ids=("plain", "added"),
+)
+def test_lanes_have_eight_neighbours_where_columns_come_by_32(program: Program, bn: int) -> None:
+    """The last tile's are beyond the result."""
+    config = {"bm": 64, "bn": bn, "split": 1}
+    (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    assert dict(launch.code.params)["eights"]
+    agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
+
+
 @pytest.mark.parametrize("bm", [64, 128])
 def test_what_is_added_to_bytes_comes_a_tile_ahead(bm: int) -> None:
     """Twelve or twenty-four tiles of two blocks, the last rows of which are beyond the result: a warp has several turns, some

@@ -396,3 +396,14 @@ def test_nothing_is_read_where_conditions_do_not_hold(kept: DType, lanes: int) -
     lines = KERNEL.source(ARCH, **dict(launch.code.params)).lines
     assert sum("if " in line for line in lines) == 2
     check(KERNEL, program)
+
+
+def test_many_reads_without_a_condition() -> None:
+    def sums(b: Builder):
+        b.normal("x", (40,), F32)
+        b.integers("at", (8, 20), I64, 0, 20)
+        b.result((8, 20), F32)
+        views = [View("x", (Index(((Element("at", (coord(0), coord(1)), 20), 1),), k),)) for k in range(4)]
+        return call("add", call("add", load(0), load(1)), call("mul", load(2), load(3))), tuple(views)
+
+    check(KERNEL, pointwise("sums", sums))

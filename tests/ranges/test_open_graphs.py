@@ -26,6 +26,8 @@ FOUND = {
     32: "thirds that are nearly 21 of 32",
     33: "rows that are written by place",
     34: "two batches, of which every other one is one",
+    4546: "a size is a factor of weights",
+    10542: "half as large again behind strides",
 }
 
 

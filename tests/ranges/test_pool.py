@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tccompile.kernels.spec import Code
-from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _codes_for, _loss
+from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _by_use, _codes_for, _loss
 
 
 def code(name: str) -> Code:
@@ -33,3 +33,9 @@ def test_codes_are_few_or_worth_it(ops, slower, left, own):
     pool = _codes_for(asked, 1000)
     assert all(_loss(of_point, [case.cost(pool) for case in of_point]) <= left for of_point in asked)
     assert sum(c.kernel.startswith("own") for c in pool) == own
+
+
+def test_codes_come_in_the_order_of_their_use():
+    """Of a pool in which one op of four has a code of its own, and one code serves nobody"""
+    pool = frozenset([code("own 2"), code("shared"), code("other")])
+    assert [c.kernel for c in _by_use(points(4, 0.01), pool)] == ["shared", "own 2", "other"]
