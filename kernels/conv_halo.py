@@ -479,7 +479,8 @@ def _map_weights(problem: Problem, patch: Patch) -> TiledMap:
     step = patch.size * w.strides[0] if w.shape[0] > 1 else UNIT
     if patch.spread:
         extents = problem.padded, patch.taps, w.shape[0]
-        return TiledMap(w.name, 0, extents, (patch.size * problem.padded, step), (patch.depth, patch.taps, patch.columns), ones)
+        box = patch.depth, patch.taps, patch.columns
+        return TiledMap(w.name, 0, extents, (patch.size * problem.padded, step), box, ones, patch.row)
     extents, box = (patch.taps * problem.padded, w.shape[0], 1), (patch.depth, patch.columns, 1)
     return TiledMap(w.name, 0, extents, (step, UNIT), box, ones, patch.row)
 

@@ -97,9 +97,9 @@ def work(op: Op, storage: Program, launches: int = 1) -> Work:
     args: list[Arg] = [Ptr(op.y), *map(Ptr, op.inputs), Scratch(16), Counters(4), I32(-1), F32(float("inf"))]
     if isinstance(op, Conv):
         o, _, r, s = storage.tensors[op.w].shape
-        args.append(TiledMap(op.x, 0, (8, 36), (16,), (8, 8), (1, 1), 64))
+        args.append(TiledMap(op.x, 0, (8, 36), (16,), (8, 8), (1, 1), 0))
         strides = (16, 16 * s, 16 * s * r)
-        args.append(Im2colMap(op.w, (8, s, r, o), strides, (-1, -1), (-1, -1), (1, 1), 8, 64, 64))
+        args.append(Im2colMap(op.w, (8, s, r, o), strides, (-1, -1), (-1, -1), (1, 1), 32, 64, 64))
     return Work((Launch(code("none"), (3, 2, 1), 128, tuple(args), 1024),) * launches, scratch=100, counters=8)
 
 

@@ -472,7 +472,7 @@ LIMITS = [
     ((*ARGS, 7, "dtype"), "int64", "a tensor map"),
     ((*ARGS, 7, "box"), [8, 512], "a tensor map"),
     ((*ARGS, 7, "box"), [4, 8], "a tensor map"),
-    ((*ARGS, 7, "box"), [40, 8], "a tensor map"),
+    ((*ARGS, 7, "swizzle"), 32, "a tensor map"),  # of a box whose rows have 16 bytes
     ((*ARGS, 7, "strides"), [8], "a tensor map"),
     ((*ARGS, 7, "strides"), [1 << 40], "a tensor map"),
     ((*ARGS, 7, "steps"), [9, 1], "a tensor map"),
@@ -481,6 +481,7 @@ LIMITS = [
     ((*ARGS, 8, "lower"), [0], "a tensor map"),
     ((*ARGS, 8, "lower"), [-129, 0], "a tensor map"),
     ((*ARGS, 8, "channels"), 64, "a tensor map"),
+    ((*ARGS, 8, "channels"), 24, "a tensor map"),
     ((*ARGS, 8, "pixels"), 1025, "a tensor map"),
     ((*STEPS, 0, "launches", 0, "args", 1, "name"), "y", "of io 'y' are none"),
     ((*STEPS, 0, "launches", 0, "args", 0), {"_": "Int", "value": 0}, "no launch writes its result 'xh'"),

@@ -444,7 +444,7 @@ def _check_map(m: Map) -> tuple[Address, Extent]:
         and all(-CORNER <= n < CORNER for n in (*m.lower, *m.upper))
         and m.swizzle in (0, 32, 64, 128)
         and inner % 16 == 0
-        and (inner <= m.swizzle or not m.swizzle)
+        and m.swizzle in (0, inner)
         and (1 <= m.pixels <= 1024 if im2col else m.pixels == m.channels == 0)
         and m.address.space in ("arena", "weights")
         and m.address.bytes % 16 == 0

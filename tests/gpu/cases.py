@@ -415,12 +415,14 @@ def of_float8(
     fn: str = "",
     residual: DType | None = None,
     sign: bool = True,
+    to: str = "own",
 ) -> Program:
     """A Gemm, of batches if x has more than two axes, or with a window a Conv, of floats of 8 bits: a scale per channel, a bias,
     a function, and something that is added.
 
     kinds  types of the operands and of the result; residual, of what is added
     sign   whether operands have both signs
+    to     "own", a tensor of its own; or "output", a model's
     """
     b, order = Builder(case), NHWC if window else None
     for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
@@ -441,7 +443,8 @@ def of_float8(
         expr = call("add", expr, call("mul", load(len(views)), 0.375))
         views.append(View("r", tuple(map(coord, range(len(out))))))
     expr = call(fn, expr) if fn else expr
-    name, fields = b.result(out, kinds[2], order), {"nodes": (case,), "epilogue": Epilogue(expr, tuple(views))}
+    name = b.output(out, kinds[2]) if to == "output" else b.result(out, kinds[2], order)
+    fields = {"nodes": (case,), "epilogue": Epilogue(expr, tuple(views))}
     if not window:
         return b.program(Gemm(y=name, a="x", b="w", **fields))
     one = (1,) * len(window)
@@ -1122,6 +1125,7 @@ CASES: Cases = {
     "fp8_conv_wide": _case(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16), fn="silu"),
     "fp8_conv_residual": _case(of_float8, (2, 72, 19, 37), 48, (3, 3), (DType.E4M3,) * 3, residual=DType.E4M3),
     "fp8_conv_few_outputs": _case(of_float8, (2, 136, 21, 18), 3, (5, 3), (DType.E4M3, DType.E5M2, F32)),
+    "fp8_conv_output_of_3": _case(of_float8, (2, 64, 37, 51), 3, (3, 3), (DType.E4M3, DType.E4M3, F32), to="output"),
     "fp8_conv_1x1_residual": _case(of_float8, (3, 64, 14, 14), 256, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3),
     "fp8_conv_1x1_stride": _case(of_float8, (2, 256, 14, 14), 128, (1, 1), (DType.E4M3, DType.E4M3, F32), stride=2),
     "fp8_conv_groups": _case(of_float8, (1, 64, 9, 10), 48, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), groups=2),

@@ -87,8 +87,8 @@ class CopyEngine:
         """The buffer, the elements of a box of halves in it, innermost dimension last, and whether each is in the array."""
         k, at = divmod(self.memory.pointer(Ptr(map_.tensor, map_.bytes)), SPACE)
         assert at % 16 == 0 and all(s % 16 == 0 for s in map_.strides) and set(map_.steps) == {1}, "a map that cannot be encoded"
-        widest = map_.swizzle or 512
-        assert all(0 < n <= 256 for n in map_.box) and 2 * map_.box[0] <= widest, "a box that cannot be copied"
+        assert all(0 < n <= 256 for n in map_.box), "a box that cannot be copied"
+        assert map_.swizzle in (0, 2 * map_.box[0]), "rows that are narrower or wider than their swizzle"
         assert 2 * map_.box[0] % 16 == 0, "a box that is no whole vectors wide"
         assert all(n > 0 for n in map_.extents), "an array without elements"
         offsets, inside = np.array((at - SPACE // 2) // 2), np.array(True)

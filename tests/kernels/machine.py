@@ -1111,7 +1111,8 @@ class Machine:
         """Elements of `places`, innermost coordinate first, as the copy engine lays them down in rows of `wide` ones."""
         t = self.memory.program.tensors[map_.tensor]
         size = t.dtype.size
-        assert (map_.swizzle or 512) >= size * wide and size * wide % 16 == 0 and at % (8 * map_.swizzle or 128) == 0
+        assert size * wide % 16 == 0 and at % (8 * map_.swizzle or 128) == 0
+        assert size * wide <= 512 and map_.swizzle in (0, size * wide), "rows that are narrower or wider than their swizzle"
         k, base = divmod(self.memory.base[t.storage] + t.offset * size + first, SPACE)
         assert base % 16 == 0 and not any(s % 16 for s in strides), "a map that cannot be encoded"
         inside, offset = np.ones(places[0].shape, bool), np.full(places[0].shape, base - SPACE // 2)

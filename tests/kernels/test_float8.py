@@ -167,9 +167,9 @@ PATCHES = {
 }
 
 
-def from_patches(program: Program, tile: tuple[int, int, int], blocks: int = 2) -> Memory:
+def from_patches(program: Program, tile: tuple[int, int, int], blocks: int = 2, **more: bool) -> Memory:
     """What conv_halo makes of a convolution, by so few blocks that a warpgroup has several tiles."""
-    (op,), config = program.ops, dict(zip(("across", "down", "columns"), tile, strict=True))
+    (op,), config = program.ops, dict(zip(("across", "down", "columns"), tile, strict=True)) | more
     assert config in list(ConvHalo().configs(op, program, ARCHS["sm_90a"]))
     given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     work = ConvHalo().work(op, program, config, ARCHS["sm_90a"])
@@ -186,6 +186,15 @@ def test_convolutions_from_patches(case: str) -> None:
     given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     expected = from_storage(to_storage(compute(program.ops[0], program, given), kinds[2]), kinds[2])
     assert relative_error(from_patches(program, tile, shares).result(), expected) < ROUNDING[kinds[2]]
+
+
+@pytest.mark.parametrize(("channels", "outputs", "window"), usually([(24, 1, (5, 5)), (64, 3, (3, 3)), (136, 4, (2, 3))], 0))
+def test_taps_that_are_columns(channels: int, outputs: int, window: tuple[int, int]) -> None:
+    """Of up to 64 channels, a row of pixels and of weights has 64 bytes, and of more 128."""
+    program = of_float8("output", (1, channels, 17, 18), outputs, window, (E4M3, E4M3, F32), to="output")
+    given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
+    found = from_patches(program, (16, 8, outputs), spread=True).result()
+    assert relative_error(found, compute(program.ops[0], program, given)) < ROUNDING[F32]
 
 
 @thorough
