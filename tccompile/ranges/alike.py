@@ -162,7 +162,8 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
 
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
-            known[numbers] = padded(numbers, known) or fit(numbers, at, sizes) or derived(numbers, known)
+            ways = partial(padded, numbers, known), partial(fit, numbers, at, sizes), partial(derived, numbers, known)
+            known[numbers] = next((found for way in ways if (found := way()) is not None), None)
         return known[numbers]
 
     return Pattern(box, *drawn(merge(programs, formula, ()), names))

@@ -107,18 +107,18 @@ def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | Non
     for others, formula in (*rows, *formulas.items()):
         if all(other and not n % other for n, other in zip(numbers, others, strict=True)):
             rest = tuple(n // other for n, other in zip(numbers, others, strict=True))
-            if (found := formulas.get(rest) or _of_parts(rest, formulas)) is not None:
+            if (found := _of_parts(rest, formulas)) is not None:
                 return found * formula
     return None
 
 
 def _of_parts(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent], parts: int = 3) -> Extent | None:
     """The sum of so many formulas at most."""
-    if parts < 2 or min(numbers) < 0:
-        return None
+    if numbers in formulas or parts < 2 or min(numbers) < 0:
+        return formulas.get(numbers)
     for others, formula in formulas.items():
         rest = tuple(n - other for n, other in zip(numbers, others, strict=True))
-        if (found := formulas.get(rest) or _of_parts(rest, formulas, parts - 1)) is not None:
+        if (found := _of_parts(rest, formulas, parts - 1)) is not None:
             return formula + found
     return None
 

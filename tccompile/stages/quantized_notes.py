@@ -17,7 +17,7 @@ def quantization_notes(found: Chosen, options: Options) -> list[str]:
     if found.layers:
         notes = [f"{head}; outputs are off by {_error_of(found, options)}; by estimates {_saved(found, options)}"]
     else:
-        notes = [f"{head}: all is in fp16, or in fp32 where mixed has it"]
+        notes = [f"{head}: {'all is in fp16, or in fp32 where mixed has it' if whole else 'the model has none'}"]
     if options.quantize == "auto" and (without := without_float8(options.archs)):
         notes.append(f"auto is without fp8, which Tensor Cores of {', '.join(without)} do not multiply: --arch names others")
     if options.quantize == "auto" and found.float8 and len(found.float8) < len(found.layers):

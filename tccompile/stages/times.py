@@ -10,7 +10,7 @@ from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.twice import store_twice
-from tccompile.ir.ops import Conv, Gemm, Op
+from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.layout import lay_out
@@ -21,7 +21,7 @@ from tccompile.schedule.choose import Candidate, Choice, schedule
 from tccompile.schedule.timings import Timings
 
 Kind = tuple[type[Op], str]
-"""Of an op, and what it reads or writes: "int8", "fp8", or nothing of 8 bits."""
+"""Of an op, and "fp8" for a convolution that reads or writes floats of 8 bits, "int8" for what else does 8 bits, or nothing."""
 
 Ratios = dict[Kind, float]
 
@@ -76,7 +76,7 @@ def _ratios(steps: Sequence[tuple[Op, Choice]], program: Program) -> Ratios:
 
 def _kind(op: Op, program: Program) -> Kind:
     kinds = {program.tensors[name].dtype for name in (*op.inputs, op.y)}
-    if isinstance(op, Conv | Gemm) and kinds & {*FLOAT8}:
+    if isinstance(op, Conv) and kinds & {*FLOAT8}:
         return type(op), "fp8"
     return type(op), "int8" if any(t.bits == 8 and t is not DType.BOOL for t in kinds) else ""
 

@@ -64,6 +64,7 @@ def test_one_more_than_a_product_where_few_sizes_change_together():
 DERIVED = {
     "at most so many of all places": lambda h, w: min(h // 8 * (w // 4), 90),
     "half as large again": lambda h, w: 3 * (h // 8 * (w // 4)) // 2,
+    "a part that is none at some sizes": lambda h, w: h * w + h - 16,
     "two parts": lambda h, w: h * w + h // 8 * (w // 4),
     "three parts, three times": lambda h, w: 3 * (h * w + 2 * (h // 8 * (w // 4))),
     "rows of two parts": lambda h, w: h * w * (h * w + h // 8 * (w // 4)),
@@ -73,7 +74,8 @@ DERIVED = {
 @pytest.mark.parametrize("name", DERIVED)
 def test_formulas_are_made_of_others(name):
     seen, (h, w) = star(TWO, ()), opened(TWO)
-    known = {tuple(form(*p) for p in seen): form(h, w) for form in (lambda h, w: h * w, lambda h, w: h // 8 * (w // 4))}
+    forms = (lambda h, w: h - 16, lambda h, w: h * w, lambda h, w: h // 8 * (w // 4))
+    known = {tuple(form(*p) for p in seen): form(h, w) for form in forms}
     found = derived([DERIVED[name](*p) for p in seen], known)
     assert found.values.tolist() == [DERIVED[name](*p) for p in points(TWO)]
     assert derived([DERIVED[name](*p) + p[0] % 3 for p in seen], known) is None
