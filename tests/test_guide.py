@@ -28,6 +28,7 @@ ELSEWHERE = {
     "tcsign": "tests/doors/test_sign.py signs",
     "tritonserver": "tests/doors/test_triton.py starts it",
     "python docs/examples/custom_ops/demo.py": "it compiles for two generations what tests/custom runs",
+    "tccompile decoder.onnx": "tests/ranges/test_networks.py compiles such a decoder",
     "tccompile model.onnx -o model.plan --arch native": "it takes a GPU",
     "python -m pytest tests/gpu": "it takes a GPU",
     "python -m tests.bench": "it takes minutes",

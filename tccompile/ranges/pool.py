@@ -210,7 +210,7 @@ def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     """The codes for the cases of some points."""
-    few = _pool(points, 2 * FEW, LESS)  # some of which turn out to be needless
+    few = _pool(points, most, LESS)
     return few if len(few) <= FEW else _pool(points, most, LEFT)
 
 
