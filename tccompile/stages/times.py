@@ -10,7 +10,7 @@ from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.twice import store_twice
-from tccompile.ir.ops import Conv, Op
+from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.layout import lay_out
@@ -21,7 +21,11 @@ from tccompile.schedule.choose import Candidate, Choice, schedule
 from tccompile.schedule.timings import Timings
 
 Kind = tuple[type[Op], str]
-"""Of an op, and "fp8" for a convolution that reads or writes floats of 8 bits, "int8" for what else does 8 bits, or nothing."""
+"""Of an op, and "fp8" for a convolution from patches that reads or writes floats of 8 bits, "int8" for what else does 8 bits, or
+nothing."""
+
+FROM_PATCHES = "conv_halo"
+"""The kernel of these."""
 
 Ratios = dict[Kind, float]
 
@@ -59,7 +63,7 @@ def step_times(
             if choice.work.within >= 0:  # computed by the other's launch, whose time is theirs together
                 nodes[choice.work.within], nodes[i] = nodes[choice.work.within] + nodes[i], ()
         for (op, choice), own in zip(steps, nodes, strict=True):
-            sure = 1.0 if choice.measured else _sure(_kind(op, program), off)
+            sure = 1.0 if choice.measured else _sure(_kind(op, choice, program), off)
             found[name].append((own, choice.cost * sure))
     return found
 
@@ -68,15 +72,15 @@ def _ratios(steps: Sequence[tuple[Op, Choice]], program: Program) -> Ratios:
     sums: dict[Kind, list[float]] = {}
     for op, choice in steps:
         if choice.measured:
-            both = sums.setdefault(_kind(op, program), [0.0, 0.0])
+            both = sums.setdefault(_kind(op, choice, program), [0.0, 0.0])
             both[0] += choice.cost
             both[1] += choice.estimate
     return {kind: took / said for kind, (took, said) in sums.items()}
 
 
-def _kind(op: Op, program: Program) -> Kind:
+def _kind(op: Op, choice: Choice, program: Program) -> Kind:
     kinds = {program.tensors[name].dtype for name in (*op.inputs, op.y)}
-    if isinstance(op, Conv) and kinds & {*FLOAT8}:
+    if choice.kernel.name == FROM_PATCHES and kinds & {*FLOAT8}:
         return type(op), "fp8"
     return type(op), "int8" if any(t.bits == 8 and t is not DType.BOOL for t in kinds) else ""
 
