@@ -19,7 +19,7 @@ from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, corners, ladder
-from tccompile.schedule.choose import Candidate, candidates, seen
+from tccompile.schedule.choose import Candidate, Group, Whole, candidates, groups, seen, taken_together
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
 LEFT, LESS = 0.025, 0.01
@@ -44,7 +44,7 @@ Key = tuple[str, str]
 """A kernel and its config, as text."""
 
 
-def key_of(c: Candidate) -> Key:
+def key_of(c: Candidate | Whole) -> Key:
     """What tells candidates apart."""
     return c.kernel.name, repr(sorted(c.config.items()))
 
@@ -76,6 +76,7 @@ class Known:
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
     ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
     within: dict[tuple[str, int, int], list[Candidate]] = field(default_factory=dict)
+    together: dict[tuple[str, int, Point], list[tuple[Group, Sequence[Codes]]]] = field(default_factory=dict)
     pools: dict[tuple[str, int, int], Pool] = field(default_factory=dict)
 
     def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
@@ -112,6 +113,14 @@ class Known:
             out.append(self.within[key])
         return out
 
+    def groups(self, pattern: Pattern, point: Point, arch: Arch) -> list[tuple[Group, Sequence[Codes]]]:
+        """What one launch may compute of a pattern's program at a point, and the codes of each way."""
+        key = arch.name, id(pattern), point
+        if key not in self.together:
+            program = pattern.at(point)
+            self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
+        return self.together[key]
+
     def _tried(self, asked: Asked, tried: Sequence[Candidate], arch: Arch) -> Coded:
         """Candidates of other sizes, as they are for this op."""
         op, program = asked.op, asked.program
@@ -129,7 +138,8 @@ class Known:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
             codes = _codes_for(points, _most(cases.values()))
-            self.pools[key] = Pool(codes, _by_use(points, codes), {id(p): self._fitting(p, arch, codes) for p in patterns})
+            fitting = {id(p): self._fitting(p, arch, codes) for p in patterns}
+            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, {id(p): self._joint(p, arch, codes) for p in patterns})
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
@@ -142,25 +152,50 @@ class Known:
                         own.setdefault(key_of(c), c)
         return [list(own.values()) for own in found]
 
+    def _joint(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[Group]:
+        """What one launch with codes of the pool may compute at one of the sizes that were looked at, by kernels and configs."""
+        found: dict[tuple[tuple[int, ...], Key], tuple[int, Whole]] = {}
+        for point in looked_at(pattern):
+            for group, codes in self.groups(pattern, point, arch):
+                ways = [way for way, own in zip(group.ways, codes, strict=True) if own <= pool]
+                found |= {(group.members, key_of(way)): (group.place, way) for way in ways}
+        members = dict.fromkeys(members for members, _ in found)
+        of = {own: [pair for (others, _), pair in found.items() if others == own] for own in members}
+        return [Group(pairs[0][0], own, [way for _, way in pairs]) for own, pairs in of.items()]
+
     def _cases(self, pattern: Pattern, arch: Arch, point: Point, refused: Codes) -> list[Case]:
-        """The cases of a point, each for all ops that are alike."""
-        counts = Counter(asked.number for asked in self.ops(pattern, point))
-        ranked = {asked.number: self.coded(asked, arch) for asked in self.ops(pattern, point)}
-        whole = sum(ranked[number][0][0].cost * count for number, count in counts.items()) or 1.0
-        return [
-            Case(count / whole, [(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused])
+        """The cases of a point, each for all ops that are alike, or for several that are computed by one launch."""
+        asked = self.ops(pattern, point)
+        ranked = {own.number: self.coded(own, arch) for own in asked}
+        told = [
+            (group, [(way.cost, own) for way, own in zip(group.ways, codes, strict=True) if not own & refused])
+            for group, codes in self.groups(pattern, point, arch)
+        ]
+        told = [(group, ways) for group, ways in told if ways]
+        best = [
+            (ways[0][0], sum(ranked[asked[k].number][0][0].cost for k in group.members), group.members) for group, ways in told
+        ]
+        joint = [told[i] for i in taken_together(best)]
+        counts = Counter(own.number for own in asked)
+        counts -= Counter(asked[k].number for group, _ in joint for k in group.members)
+        costs = [
+            ([(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused], count)
             for number, count in counts.items()
         ]
+        costs += [(ways, 1) for _, ways in joint]
+        whole = sum(own[0][0] * count for own, count in costs) or 1.0
+        return [Case(count / whole, own) for own, count in costs]
 
 
 @dataclass(frozen=True)
 class Pool:
     """The codes of a range, also in the order of how much they are used, and for each op of its patterns, by their identity, the
-    candidates that have such somewhere."""
+    candidates that have such somewhere; and so what one launch may compute."""
 
     codes: Codes
     by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
+    joint: Mapping[int, Sequence[Group]]
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
@@ -173,6 +208,11 @@ def looked_at(pattern: Pattern) -> list[Point]:
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
     return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
+
+
+def _codes_of(way: Whole, group: Group, program: Program, arch: Arch) -> Codes:
+    ops = [program.ops[k] for k in group.members]
+    return frozenset(launch.code for launch in way.kernel.work(ops, program, way.config, arch).launches)
 
 
 def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:

@@ -18,12 +18,23 @@ from tccompile.errors import UnsupportedError
 from tccompile.ir.extent import Open, UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
-from tccompile.kernels.spec import Code, Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Joint, Kernel, Work
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
 from tccompile.ranges.pool import Key, Known, key_of
-from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
+from tccompile.schedule.choose import (
+    Candidate,
+    Choice,
+    Group,
+    Together,
+    Whole,
+    schedule,
+    seen,
+    taken_together,
+    uncopied,
+    whole_of,
+)
 from tccompile.schedule.timings import Timings
 
 LOSS = 0.02
@@ -70,7 +81,7 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
             todo += judged(cut)
             continue
         try:
-            made = {name: ranges[name].chosen(box, own.candidates, divisible) for name, own in shared.items()}
+            made = {name: ranges[name].chosen(box, own.candidates, own.together, divisible) for name, own in shared.items()}
         except UndecidedError as why:
             cut = divided_by(box, points(box), why.mask) if why.mask is not None else None
             if cut is None:
@@ -93,10 +104,11 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
 
 
 class _Shared(NamedTuple):
-    """For each op the candidates that there are at all points of a box, and what an inference takes longer with the first of
-    each, at the worst point, as a share."""
+    """For each op the candidates that there are at all points of a box, what is computed by one launch at all of them, and what
+    an inference takes longer with these and the first of each, at the worst point, as a share."""
 
     candidates: Sequence[Sequence[Candidate]]
+    together: Sequence[Group]
     loss: float
 
 
@@ -125,24 +137,39 @@ class _Range:
         for i in range(len(self.pattern.tree.ops)):
             own = _shared([of_point[i] for of_point in ranked])
             shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
-        return _Shared(shared, _loss(ranked, shared))
+        costs = _costs(ranked, shared)
+        joint = [self._joint(point) for point in corners(box)]
+        together = _shared_groups(joint, [taken for taken, _ in costs])
+        return _Shared(shared, together, _loss(costs, joint, together))
 
-    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], divisible: bool) -> list[Choice]:
+    def _joint(self, point: Point) -> dict[Member, Whole]:
+        """What one launch may compute at a point, with codes of the pool: by the ops, kernel and config, what it takes."""
+        pool, program, found = self.known.pool(self.pattern, self.arch, self.refused), self.pattern.at(point), {}
+        for group in pool.joint[id(self.pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, self.arch) is None and config in kernel.configs(ops, program, self.arch):
+                    whole = Whole(kernel.cost(ops, program, config, self.arch), kernel, config)
+                    found[group.place, group.members, key_of(whole)] = whole
+        return found
+
+    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool) -> list[Choice]:
         """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
         middle = corners(box)[len(corners(box)) // 2]
         program = self.pattern.at(middle)
         if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
             raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
         alike = {seen(op, program): list(own) for op, own in zip(program.ops, shared, strict=True)}
-        choices = schedule(program, self.arch, self.refused, self.timings, alike, joins=False)
         launches = _Launches(self.pattern, box, self.arch, HELD, self.whole)
+        joint = self._together(launches, program, together)
+        choices = schedule(program, self.arch, self.refused, self.timings, alike, joint)
         taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
         for i, (copy, _) in uncopied(program).items():
             taken[i] = not choices[copy].work.launches
         out = []
         for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=True)):
-            if not choice.work.launches and program.tensors[at_middle.y].size:
-                out.append(choice)  # a copy that nobody makes
+            if i in joint or (not choice.work.launches and program.tensors[at_middle.y].size):
+                out.append(choice)  # of several ops, or of one that is one of these, or a copy that nobody makes
                 continue
             try:
                 out.append(self._open(launches, i, taken[i], choice, own, NEAR))
@@ -154,6 +181,18 @@ class _Range:
                 out.append(self._open(launches, i, taken[i], choice, others, math.inf))  # no cut parts the sizes
         return out
 
+    def _together(self, launches: _Launches, program: Program, together: Sequence[Group]) -> Together:
+        """What is computed by one launch, with launches for all sizes; what has none is computed one by one."""
+        found = {}
+        for group in together:
+            if (choice := whole_of(group, program, self.arch, self.refused)) is not None:
+                with suppress(UndecidedError):
+                    work = launches.of(group.members, False, choice.kernel, choice.config)
+                    others = ", ".join(program.ops[k].nodes[0] for k in group.members if k != group.place)
+                    reason = f"{choice.reason} together with {others}"
+                    found[group.place] = group.members, replace(choice, work=work, reason=reason)
+        return found
+
     def _open(
         self, launches: _Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
     ) -> Choice:
@@ -161,15 +200,15 @@ class _Range:
 
         Raises UndecidedError where none has.
         """
-        assert isinstance(choice.kernel, Kernel)  # ops of ranges are computed one by one
+        assert isinstance(choice.kernel, Kernel)
         try:
-            return replace(choice, work=launches.of(number, direct, choice.kernel, choice.config))
+            return replace(choice, work=launches.of((number,), direct, choice.kernel, choice.config))
         except UndecidedError as why:
             for other in ranked:
                 if other.cost > near * choice.cost:
                     break
                 try:
-                    work = launches.of(number, direct, other.kernel, other.config)
+                    work = launches.of((number,), direct, other.kernel, other.config)
                 except UndecidedError:
                     continue
                 if not any(launch.code in self.refused for launch in work.launches):
@@ -198,20 +237,55 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
 
 
-def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
-    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share.
+Costs = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""For each point what each op takes with the first of the shared candidates, and with the best one there."""
 
-    An op for which a point has no candidates takes what it takes at others: there is no better choice.
-    """
-    losses = []
+
+def _costs(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> Costs:
+    """An op for which a point has no candidates takes what it takes at others: there is no better choice."""
+    found = []
     for at_point in ranked:
-        best = taken = 0.0
+        best, taken = [], []
         for own, common in zip(at_point, shared, strict=True):
             costs = {key_of(c): c.cost for c in own}
-            cost = costs.get(key_of(common[0]), common[0].cost) if common else math.inf
-            taken += cost
-            best += own[0].cost if own else cost if common else 0.0
-        losses.append(taken / best - 1 if best else 0.0)
+            taken.append(costs.get(key_of(common[0]), common[0].cost) if common else math.inf)
+            best.append(own[0].cost if own else taken[-1] if common else 0.0)
+        found.append((taken, best))
+    return found
+
+
+Member = tuple[int, tuple[int, ...], Key]
+"""The op in whose step several are computed, all of them, and by which kernel and config."""
+
+
+def _shared_groups(joint: Sequence[Mapping[Member, Whole]], apart: Sequence[Sequence[float]]) -> list[Group]:
+    """What is computed by one launch at all points, where that takes less in the mean than the ops one by one."""
+    best: dict[tuple[int, tuple[int, ...]], tuple[float, Whole]] = {}
+    for place, members, key in joint[0]:
+        if all((place, members, key) in at_point for at_point in joint):
+            wholes = [at_point[place, members, key] for at_point in joint]
+            shares = [whole.cost / sum(own[k] for k in members) for whole, own in zip(wholes, apart, strict=True)]
+            told = sum(shares) / len(shares), wholes[len(wholes) // 2]
+            best[place, members] = min(best.get((place, members), told), told, key=lambda own: own[0])
+    middle = apart[len(apart) // 2]
+    of = [
+        (share * sum(middle[k] for k in members), sum(middle[k] for k in members), members)
+        for (_, members), (share, _) in best.items()
+    ]
+    groups = [Group(*own, [whole]) for own, (_, whole) in best.items()]
+    return [groups[i] for i in taken_together(of)]
+
+
+def _loss(costs: Costs, joint: Sequence[Mapping[Member, Whole]], together: Sequence[Group]) -> float:
+    """How much longer an inference takes with what is shared, at the worst point, as a share."""
+    losses = []
+    for (taken, best), there in zip(costs, joint, strict=True):
+        whole = {group.members: there[group.place, group.members, key_of(group.ways[0])].cost for group in together}
+        inside = {k for members in whole for k in members}
+        takes = sum(whole.values()) + sum(cost for k, cost in enumerate(taken) if k not in inside)
+        of = [(way.cost, sum(best[k] for k in members), members) for (_, members, _), way in there.items()]
+        least = sum(best) - sum(of[i][1] - of[i][0] for i in taken_together(of))
+        losses.append(takes / least - 1 if least else 0.0)
     return max(losses)
 
 
@@ -226,43 +300,48 @@ class _Launches:
         self.program = pattern.at(self.sizes)
         self._points = dict.fromkeys((*corners(box)[:1], *corners(box)[-1:], *scattered(box, held)))
         self._pattern, self._fixed = pattern, dict[Point, Program]()
-        self._rules: dict[tuple[int, bool, Key], tuple[Sequence[Formula], Maker] | UndecidedError] = {}
+        self._rules: dict[tuple[tuple[int, ...], bool, Key], tuple[Sequence[Formula], Maker] | UndecidedError] = {}
         self._held: set[tuple[Hashable, Key]] = set()
 
-    def of(self, number: int, direct: bool, kernel: Kernel, config: Config) -> Work:
-        """The launches of the op of that number; `direct`: of what it is where it reads what it would read a copy of.
+    def of(self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config) -> Work:
+        """The launches of the op of that number, or of several; `direct`: of what it is where it reads what it would read a copy
+        of.
 
         Raises UndecidedError if they do not follow from the sizes by one rule.
         """
         if self.whole is not None:
             with suppress(UndecidedError):
-                formulas, fill = self.whole.rule(number, direct, kernel, config)
+                formulas, fill = self.whole.rule(numbers, direct, kernel, config)
                 return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
-        formulas, fill = self.rule(number, direct, kernel, config)
+        formulas, fill = self.rule(numbers, direct, kernel, config)
         return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
 
-    def rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
+    def rule(
+        self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config
+    ) -> tuple[Sequence[Formula], Maker]:
         """The launches as formulas of the sizes, and what makes them of what these give."""
-        key = number, direct, key_of(Candidate(0.0, kernel, config))
+        key = numbers, direct, _key(kernel, config)
         if key not in self._rules:
             try:
-                self._rules[key] = self._rule(number, direct, kernel, config)
+                self._rules[key] = self._rule(numbers, direct, kernel, config)
             except UndecidedError as why:
                 self._rules[key] = why
         if isinstance(made := self._rules[key], UndecidedError):
             raise made
         return made
 
-    def _rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
-        op = _direct(self.program, number, direct)
-        work = _open_work(op, self.program, kernel, config, self.arch)
+    def _rule(
+        self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config
+    ) -> tuple[Sequence[Formula], Maker]:
+        ops = _direct(self.program, numbers, direct)
+        work = _open_work(ops, self.program, kernel, config, self.arch)
         formulas, tree = drawn(work, [size.name for size in self.box])
         fill = filler(tree)
-        what = seen(op, self.program), key_of(Candidate(0.0, kernel, config))
+        what = tuple(seen(op, self.program) for op in ops), _key(kernel, config)
         for point in self._points if what not in self._held else ():
             program = self._at(point)
-            own, made = _direct(program, number, direct), fill(computed(formulas, point))
-            there = kernel.work(own, program, config, self.arch)
+            own, made = _direct(program, numbers, direct), fill(computed(formulas, point))
+            there = _work(own, program, kernel, config, self.arch)
             more = len(made.launches) - len(there.launches)  # padding is filled first, at sizes that have none, too
             made = replace(made, launches=made.launches[max(more, 0) :])
             alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
@@ -277,17 +356,27 @@ class _Launches:
         return self._fixed[point]
 
 
-def _direct(program: Program, number: int, direct: bool) -> Op:
-    """An op of a program; `direct`: of what another one copies for it."""
-    return uncopied(program)[number][1] if direct else program.ops[number]
+def _key(kernel: Kernel | Joint, config: Config) -> Key:
+    return key_of(Candidate(0.0, kernel, config)) if isinstance(kernel, Kernel) else key_of(Whole(0.0, kernel, config))
 
 
-def _open_work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:
+def _direct(program: Program, numbers: Sequence[int], direct: bool) -> list[Op]:
+    """Ops of a program; `direct`: of what another one copies for it."""
+    return [uncopied(program)[k][1] if direct else program.ops[k] for k in numbers]
+
+
+def _work(ops: Sequence[Op], program: Program, kernel: Kernel | Joint, config: Config, arch: Arch) -> Work:
+    if isinstance(kernel, Joint):
+        return kernel.work(ops, program, config, arch)
+    return kernel.work(ops[0], program, config, arch)
+
+
+def _open_work(ops: Sequence[Op], program: Program, kernel: Kernel | Joint, config: Config, arch: Arch) -> Work:
     """What the kernel says of a program with open extents."""
     try:
-        refusal = kernel.supports(op, program, arch)
+        refusal = kernel.supports(ops, program, arch) if isinstance(kernel, Joint) else kernel.supports(ops[0], program, arch)
         if refusal is None:
-            work = kernel.work(op, program, config, arch)
+            work = _work(ops, program, kernel, config, arch)
             if not any(_is_open(launch.code.params) for launch in work.launches):
                 return work
             refusal = f"{kernel.name}'s code would be another one at each size"
