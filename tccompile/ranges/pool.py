@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tccompile.arch import Arch
 from tccompile.ir.ops import Op
@@ -34,6 +34,9 @@ TIMES = 3.5
 
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
+
+WITHOUT = 1.5
+"""How many times as long as the worst candidate it is taken to be that the pool has none; of several ops, as one by one."""
 
 ALIGNED = 8
 """Elements of which kernels read rows at once, where rows are multiples of that."""
@@ -175,16 +178,17 @@ class Known:
         best = [
             (ways[0][0], sum(ranked[asked[k].number][0][0].cost for k in group.members), group.members) for group, ways in told
         ]
-        joint = [told[i] for i in taken_together(best)]
         counts = Counter(own.number for own in asked)
-        counts -= Counter(asked[k].number for group, _ in joint for k in group.members)
-        costs = [
-            ([(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused], count)
-            for number, count in counts.items()
-        ]
-        costs += [(ways, 1) for _, ways in joint]
-        whole = sum(own[0][0] * count for own, count in costs) or 1.0
-        return [Case(count / whole, own) for own, count in costs]
+        cases = list[Case]()
+        for i in taken_together(best):
+            group, ways = told[i]
+            counts -= Counter(asked[k].number for k in group.members)
+            cases.append(Case(1.0, ways, WITHOUT * best[i][1]))
+        for number, count in counts.items():
+            costs = [(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused]
+            cases.append(Case(count, costs, WITHOUT * costs[-1][0]))
+        whole = sum(case.costs[0][0] * case.share for case in cases) or 1.0
+        return [replace(case, share=case.share / whole) for case in cases]
 
 
 @dataclass(frozen=True)
@@ -231,15 +235,16 @@ def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Case:
-    """Ops that are alike at a point: the share of an inference there that one microsecond of each is, and what candidates cost,
-    the cheapest first, and are made of."""
+    """Ops that are alike at a point, or several that one launch computes: the share of an inference there that one microsecond of
+    each is; what candidates cost, the cheapest first, and are made of; and what is taken for the cost without any."""
 
     share: float
     costs: list[tuple[float, Codes]]
+    without: float
 
     def cost(self, pool: Codes) -> float:
-        """What the best candidate takes whose codes are in the pool; half as much again as the worst, if there is none."""
-        return next((cost for cost, codes in self.costs if codes <= pool), 1.5 * self.costs[-1][0])
+        """What the best candidate takes whose codes are in the pool."""
+        return next((cost for cost, codes in self.costs if codes <= pool), self.without)
 
 
 def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:

@@ -174,11 +174,13 @@ DOUBTED = 0.955
 
 
 def groups(program: Program, arch: Arch) -> Iterator[Group]:
-    """All ops that one launch of some kernel may compute."""
+    """All ops that one launch of some kernel may compute. What may read an input in place of its copy is in none: the copy may
+    not be made."""
+    direct = set(uncopied(program))
     for kernel in JOINTS:
         for place, members in kernel.groups(program):
             ops = [program.ops[k] for k in members]
-            if kernel.supports(ops, program, arch) is None:
+            if direct.isdisjoint(members) and kernel.supports(ops, program, arch) is None:
                 ways = [Whole(kernel.cost(ops, program, c, arch), kernel, c) for c in kernel.configs(ops, program, arch)]
                 yield Group(place, tuple(members), sorted(ways, key=lambda way: way.cost))
 
@@ -199,12 +201,8 @@ def joined(program: Program, choices: Sequence[Choice], arch: Arch, refused: Col
 
     choices  what is chosen for each op by itself
     """
-    copied = {i for i, choice in enumerate(choices) if not choice.work.launches}
-    told = []
-    for group in groups(program, arch):
-        whole = None if copied.intersection(group.members) else whole_of(group, program, arch, refused)
-        if whole is not None:
-            told.append((group, whole, sum(choices[k].cost for k in group.members)))
+    ways = [(group, whole_of(group, program, arch, refused)) for group in groups(program, arch)]
+    told = [(group, whole, sum(choices[k].cost for k in group.members)) for group, whole in ways if whole is not None]
     found = {}
     for i in taken_together((whole.cost, apart, group.members) for group, whole, apart in told):
         group, whole, apart = told[i]
