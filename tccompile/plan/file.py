@@ -197,7 +197,7 @@ def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Co
 
 
 class _Programs:
-    """How programs of families are written and read: one that an earlier family has, too, as its number among those that differ."""
+    """How programs of families are written and read: one that an earlier family has, as its number among those that differ."""
 
     def __init__(self, coder: codec.Codec) -> None:
         self._coder = coder

@@ -8,30 +8,30 @@ kernel's launches follow from the sizes by one rule here and by another one ther
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
-from tccompile.ir.extent import Open, UndecidedError
-from tccompile.ir.ops import Op
+from tccompile.ir.extent import UndecidedError
 from tccompile.ir.program import Program
-from tccompile.kernels.spec import Code, Config, Joint, Kernel, Work
-from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
+from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
-from tccompile.ranges.pool import Key, Known, key_of
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, spread
+from tccompile.ranges.launches import HELD, Key, Launches, key_of
+from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import (
     Candidate,
     Choice,
     Group,
     Together,
     Whole,
+    compatible,
+    gained,
     schedule,
     seen,
-    taken_together,
     uncopied,
     whole_of,
 )
@@ -43,10 +43,6 @@ LOSS = 0.02
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
 
-
-HELD, HELD_IN_ALL = 4, 8
-"""Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
-part's own launches, and of those that all parts have."""
 
 FASTER, WIDER, MOST = 20, 32, 64
 """How many parts there are at most where others would only be faster, of one size and of several, and where launches follow by
@@ -128,19 +124,19 @@ class _Range:
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], timings: Timings, known: Known):
         self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
-        self.whole = _Launches(pattern, pattern.box, arch, HELD_IN_ALL)
+        self.whole = known.launches(pattern, arch)
 
     def shared(self, box: Box) -> _Shared:
         at = [self.known.ops(self.pattern, point) for point in corners(box)]
         ranked = [self.known.pooled(self.pattern, point, self.arch, self.refused) for point in corners(box)]
         shared = []
-        for i in range(len(self.pattern.tree.ops)):
+        for i in range(len(at[0])):
             own = _shared([of_point[i] for of_point in ranked])
             shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
         costs = _costs(ranked, shared)
         joint = [self._joint(point) for point in corners(box)]
         together = _shared_groups(joint, [taken for taken, _ in costs])
-        return _Shared(shared, together, _loss(costs, joint, together))
+        return _Shared(shared, together, _loss(costs, joint, together, direct(at[0][0].program)))
 
     def _joint(self, point: Point) -> dict[Member, Whole]:
         """What one launch may compute at a point, with codes of the pool: by the ops, kernel and config, what it takes."""
@@ -157,17 +153,19 @@ class _Range:
         """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
         middle = corners(box)[len(corners(box)) // 2]
         program = self.pattern.at(middle)
-        if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
+        if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=False) if not own]:
             raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
-        alike = {seen(op, program): list(own) for op, own in zip(program.ops, shared, strict=True)}
-        launches = _Launches(self.pattern, box, self.arch, HELD, self.whole)
+        alike = {
+            seen(asked.op, program): list(own) for asked, own in zip(self.known.ops(self.pattern, middle), shared, strict=True)
+        }
+        launches = Launches(self.pattern, box, self.arch, HELD, self.whole)
         joint = self._together(launches, program, together)
         choices = schedule(program, self.arch, self.refused, self.timings, alike, joint)
         taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
         for i, (copy, _) in uncopied(program).items():
             taken[i] = not choices[copy].work.launches
         out = []
-        for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=True)):
+        for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=False)):
             if i in joint or (not choice.work.launches and program.tensors[at_middle.y].size):
                 out.append(choice)  # of several ops, or of one that is one of these, or a copy that nobody makes
                 continue
@@ -181,7 +179,7 @@ class _Range:
                 out.append(self._open(launches, i, taken[i], choice, others, math.inf))  # no cut parts the sizes
         return out
 
-    def _together(self, launches: _Launches, program: Program, together: Sequence[Group]) -> Together:
+    def _together(self, launches: Launches, program: Program, together: Sequence[Group]) -> Together:
         """What is computed by one launch, with launches for all sizes; what has none is computed one by one."""
         found = {}
         for group in together:
@@ -194,7 +192,7 @@ class _Range:
         return found
 
     def _open(
-        self, launches: _Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
+        self, launches: Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
     ) -> Choice:
         """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
 
@@ -268,123 +266,31 @@ def _shared_groups(joint: Sequence[Mapping[Member, Whole]], apart: Sequence[Sequ
             told = sum(shares) / len(shares), wholes[len(wholes) // 2]
             best[place, members] = min(best.get((place, members), told), told, key=lambda own: own[0])
     middle = apart[len(apart) // 2]
-    of = [
-        (share * sum(middle[k] for k in members), sum(middle[k] for k in members), members)
-        for (_, members), (share, _) in best.items()
-    ]
+    gains = []
+    for (_, members), (share, _) in best.items():
+        one_by_one = sum(middle[k] for k in members)
+        gains.append((gained(share * one_by_one, one_by_one), members))
     groups = [Group(*own, [whole]) for own, (_, whole) in best.items()]
-    return [groups[i] for i in taken_together(of)]
+    return [groups[i] for i in compatible(gains)]
 
 
-def _loss(costs: Costs, joint: Sequence[Mapping[Member, Whole]], together: Sequence[Group]) -> float:
-    """How much longer an inference takes with what is shared, at the worst point, as a share."""
-    losses = []
+def _loss(
+    costs: Costs, joint: Sequence[Mapping[Member, Whole]], together: Sequence[Group], directs: Sequence[tuple[int, int]]
+) -> float:
+    """How much longer an inference takes with what is shared, at the worst point, as a share.
+
+    directs  what reads an input in place of a copy where that is faster, whose costs come last
+    """
+    middle, losses = costs[len(costs) // 2][0], []
+    count = len(middle) - len(directs)
+    numbers = {members: count + j for j, members in enumerate(directs)}
     for (taken, best), there in zip(costs, joint, strict=True):
         whole = {group.members: there[group.place, group.members, key_of(group.ways[0])].cost for group in together}
+        whole |= {members: taken[j] for members, j in numbers.items() if middle[j] < sum(middle[k] for k in members)}
         inside = {k for members in whole for k in members}
-        takes = sum(whole.values()) + sum(cost for k, cost in enumerate(taken) if k not in inside)
-        of = [(way.cost, sum(best[k] for k in members), members) for (_, members, _), way in there.items()]
-        least = sum(best) - sum(of[i][1] - of[i][0] for i in taken_together(of))
+        takes = sum(whole.values()) + sum(cost for k, cost in enumerate(taken[:count]) if k not in inside)
+        gains = [(gained(way.cost, sum(best[k] for k in members)), members) for (_, members, _), way in there.items()]
+        gains += [(sum(best[k] for k in members) - best[j], members) for members, j in numbers.items() if best[j]]
+        least = sum(best[:count]) - sum(gains[i][0] for i in compatible(gains))
         losses.append(takes / least - 1 if least else 0.0)
     return max(losses)
-
-
-class _Launches:
-    """The launches of a pattern's ops for all sizes of a box, each compared with those for fixed shapes at some of its points.
-
-    whole  those for a larger box, which are taken where there are any: they follow from the sizes by one rule here, too
-    """
-
-    def __init__(self, pattern: Pattern, box: Box, arch: Arch, held: int, whole: _Launches | None = None):
-        self.box, self.arch, self.whole, self.sizes = box, arch, whole, opened(box)
-        self.program = pattern.at(self.sizes)
-        self._points = dict.fromkeys((*corners(box)[:1], *corners(box)[-1:], *scattered(box, held)))
-        self._pattern, self._fixed = pattern, dict[Point, Program]()
-        self._rules: dict[tuple[tuple[int, ...], bool, Key], tuple[Sequence[Formula], Maker] | UndecidedError] = {}
-        self._held: set[tuple[Hashable, Key]] = set()
-
-    def of(self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config) -> Work:
-        """The launches of the op of that number, or of several; `direct`: of what it is where it reads what it would read a copy
-        of.
-
-        Raises UndecidedError if they do not follow from the sizes by one rule.
-        """
-        if self.whole is not None:
-            with suppress(UndecidedError):
-                formulas, fill = self.whole.rule(numbers, direct, kernel, config)
-                return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
-        formulas, fill = self.rule(numbers, direct, kernel, config)
-        return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
-
-    def rule(
-        self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config
-    ) -> tuple[Sequence[Formula], Maker]:
-        """The launches as formulas of the sizes, and what makes them of what these give."""
-        key = numbers, direct, _key(kernel, config)
-        if key not in self._rules:
-            try:
-                self._rules[key] = self._rule(numbers, direct, kernel, config)
-            except UndecidedError as why:
-                self._rules[key] = why
-        if isinstance(made := self._rules[key], UndecidedError):
-            raise made
-        return made
-
-    def _rule(
-        self, numbers: tuple[int, ...], direct: bool, kernel: Kernel | Joint, config: Config
-    ) -> tuple[Sequence[Formula], Maker]:
-        ops = _direct(self.program, numbers, direct)
-        work = _open_work(ops, self.program, kernel, config, self.arch)
-        formulas, tree = drawn(work, [size.name for size in self.box])
-        fill = filler(tree)
-        what = tuple(seen(op, self.program) for op in ops), _key(kernel, config)
-        for point in self._points if what not in self._held else ():
-            program = self._at(point)
-            own, made = _direct(program, numbers, direct), fill(computed(formulas, point))
-            there = _work(own, program, kernel, config, self.arch)
-            more = len(made.launches) - len(there.launches)  # padding is filled first, at sizes that have none, too
-            made = replace(made, launches=made.launches[max(more, 0) :])
-            alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
-            if more < 0 or (alike and made != there):
-                raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
-        self._held.add(what)
-        return formulas, fill
-
-    def _at(self, point: Point) -> Program:
-        if point not in self._fixed:
-            self._fixed[point] = self._pattern.at(point)
-        return self._fixed[point]
-
-
-def _key(kernel: Kernel | Joint, config: Config) -> Key:
-    return key_of(Candidate(0.0, kernel, config)) if isinstance(kernel, Kernel) else key_of(Whole(0.0, kernel, config))
-
-
-def _direct(program: Program, numbers: Sequence[int], direct: bool) -> list[Op]:
-    """Ops of a program; `direct`: of what another one copies for it."""
-    return [uncopied(program)[k][1] if direct else program.ops[k] for k in numbers]
-
-
-def _work(ops: Sequence[Op], program: Program, kernel: Kernel | Joint, config: Config, arch: Arch) -> Work:
-    if isinstance(kernel, Joint):
-        return kernel.work(ops, program, config, arch)
-    return kernel.work(ops[0], program, config, arch)
-
-
-def _open_work(ops: Sequence[Op], program: Program, kernel: Kernel | Joint, config: Config, arch: Arch) -> Work:
-    """What the kernel says of a program with open extents."""
-    try:
-        refusal = kernel.supports(ops, program, arch) if isinstance(kernel, Joint) else kernel.supports(ops[0], program, arch)
-        if refusal is None:
-            work = _work(ops, program, kernel, config, arch)
-            if not any(_is_open(launch.code.params) for launch in work.launches):
-                return work
-            refusal = f"{kernel.name}'s code would be another one at each size"
-    except (TypeError, AttributeError) as error:  # what takes an int for granted
-        raise UndecidedError(f"{kernel.name} takes fixed sizes ({error})") from error
-    raise UndecidedError(refusal)
-
-
-def _is_open(value: Any) -> bool:
-    """Whether an open extent is among a code's parameters."""
-    return isinstance(value, Open) or (isinstance(value, tuple) and any(map(_is_open, value)))

@@ -14,7 +14,7 @@ compute several ops in one launch: see `joined`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -119,7 +119,9 @@ def schedule(
     ops = list(program.ops)
     choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(ops, ranked, strict=True)]
     for i, (copy, conv) in uncopied(program).items():
-        direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
+        if (alike := seen(conv, program)) not in known:
+            known[alike] = candidates(conv, program, arch)
+        direct = choose(conv, program, arch, refused, timings, ALONE, within := known[alike])
         if direct.cost < choices[i].cost + choices[copy].cost:
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
@@ -185,12 +187,17 @@ def groups(program: Program, arch: Arch) -> Iterator[Group]:
                 yield Group(place, tuple(members), sorted(ways, key=lambda way: way.cost))
 
 
-def taken_together(found: Iterable[tuple[float, float, Sequence[int]]]) -> list[int]:
-    """Which ones of some groups are computed by one launch: where that is surely faster, and the ops are in no other group that
-    gains more. Of each, what that takes, what its ops take one by one, and these."""
-    told, taken, out = list(found), set[int](), list[int]()
-    for i, (whole, apart, members) in sorted(enumerate(told), key=lambda own: own[1][0] - own[1][1]):
-        if whole < DOUBTED * apart and not taken.intersection(members):
+def gained(whole: float, apart: float) -> float:
+    """What one launch gains that takes so long, where ops take so long one by one; 0 where it is not surely faster."""
+    return apart - whole if whole < DOUBTED * apart else 0.0
+
+
+def compatible(gains: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
+    """Of some groups of ops, each with what it gains, those that are taken: none that gains nothing, and no op twice."""
+    taken, out = set[int](), list[int]()
+    for i in sorted(range(len(gains)), key=lambda i: -gains[i][0]):
+        gain, members = gains[i]
+        if gain > 0 and not taken.intersection(members):
             out.append(i)
             taken.update(members)
     return out
@@ -204,7 +211,7 @@ def joined(program: Program, choices: Sequence[Choice], arch: Arch, refused: Col
     ways = [(group, whole_of(group, program, arch, refused)) for group in groups(program, arch)]
     told = [(group, whole, sum(choices[k].cost for k in group.members)) for group, whole in ways if whole is not None]
     found = {}
-    for i in taken_together((whole.cost, apart, group.members) for group, whole, apart in told):
+    for i in compatible([(gained(whole.cost, apart), group.members) for group, whole, apart in told]):
         group, whole, apart = told[i]
         others = ", ".join(program.ops[k].nodes[0] for k in group.members if k != group.place)
         reason = f"{whole.reason} together with {others}, apart {apart:.1f} µs"
