@@ -1,7 +1,7 @@
 """The codes that a range is run with: few, since each has to be compiled, and enough, since sizes ask for different tiles.
 
 From the codes that the best candidates use at some sizes, one after the other is taken, always the one that makes inferences
-faster by most; then those are left out again without which no inference is too slow. One pool serves all parts of a range, so
+faster by most; then those are left out again without which inferences are not too slow. One pool serves all parts of a range, so
 that a batch of one has no codes of its own where those of others are as good.
 
 At other sizes than these only the pool's candidates are looked at: their times are estimated, and those of no others.
@@ -12,22 +12,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Point, corners, ladder
+from tccompile.ranges.box import Point, between, corners, ladder
 from tccompile.schedule.choose import Candidate, candidates, seen
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT, LESS = 0.025, 0.01
-"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share; the second where
-that takes FEW codes at most."""
 
-FEW = 32
+class Left(NamedTuple):
+    """What inferences may be slower than with all codes, by estimates, as shares: at the size where that is most, and in the mean
+    of those that are looked at."""
+
+    most: float
+    mean: float
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        return max(losses) <= self.most and fmean(losses) <= self.mean
+
+
+LESS, LEFT = Left(0.03, 0.012), Left(0.04, 0.02)
+"""The first where that takes FEW codes at most."""
+
+FEW = 40
 """Codes that are taken for what they gain alone: more of them take long to compile."""
+
+MORE = 24
+"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
@@ -165,7 +181,7 @@ class Pool:
 
 def looked_at(pattern: Pattern) -> list[Point]:
     """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
-    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box), *between(pattern.box, MORE))))
     odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
     covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
     return found if covered else [*found, odd]
@@ -214,14 +230,14 @@ def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     return few if len(few) <= FEW else _pool(points, most, LEFT)
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
-    """Codes with which no inference is slower than with all of them by more than the share that may be left."""
+def _pool(points: Sequence[Sequence[Case]], most: int, left: Left) -> Codes:
+    """Codes with which inferences are not slower than with all of them by more than may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
     while len(pool) < most:
         costs = [[case.cost(pool) for case in of_point] for of_point in points]
         losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if max(losses) <= left:
+        if left.holds(losses):
             break
         gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
         for of_point, own, loss in zip(points, costs, losses, strict=True):
@@ -229,10 +245,10 @@ def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
                 for other, codes in case.costs:
                     if other >= cost:
                         break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left)
+                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left.mean)
         if not gains:
             break
-        best: Codes = max(gains, key=lambda codes: gains[codes])
+        best: Codes = max(gains, key=lambda codes: gains[codes] / max(len(codes - pool), 1))
         taken.append(best)
         pool |= best
     return _without_needless(points, taken, left)
@@ -248,14 +264,19 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
     return sorted(used, key=lambda code: -used[code])
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:
-    """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
-    left = list(taken)
-    for codes in taken:
-        others = frozenset(code for other in left if other is not codes for code in other)
-        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= most for of_point in points):
-            left = [other for other in left if other is not codes]
-    return frozenset(code for codes in left for code in codes)
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], left: Left) -> Codes:
+    """What is taken, but for what inferences are not too slow without: one after the other, that which they lose least by."""
+    kept = list(dict.fromkeys(taken))
+    while True:
+        best: tuple[float, Codes] | None = None
+        for codes in kept:
+            others = frozenset(code for other in kept if other is not codes for code in other)
+            losses = [_loss(of_point, [case.cost(others) for case in of_point]) for of_point in points]
+            if left.holds(losses) and (best is None or fmean(losses) < best[0]):
+                best = fmean(losses), codes
+        if best is None:
+            return frozenset(code for codes in kept for code in codes)
+        kept.remove(best[1])
 
 
 def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:

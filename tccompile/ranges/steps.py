@@ -1,17 +1,21 @@
 """Which kernels run a program at all sizes of a box, and where the box is divided.
 
-At corners and middles of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most
-where tiles fit one size and not another: where that is more than a share of an inference, the box is divided. So it is where a
-kernel's launches follow from the sizes by one rule here and by another one there.
+At points of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most where tiles fit
+one size and not another: where that is more than a share of an inference, the box is divided such that its parts lose least. It
+is divided, too, where a kernel's launches follow from the sizes by one rule here and by another one there.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
@@ -21,13 +25,20 @@ from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Config, Kernel, Work
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
-from tccompile.ranges.pool import Key, Known, key_of
+from tccompile.ranges.box import Box, Point, between, corners, count, divided, divided_by, halves, opened, points, scattered
+from tccompile.ranges.pool import Key, Known, key_of, looked_at
 from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
 from tccompile.schedule.timings import Timings
+from tccompile.sizes import Size
 
-LOSS = 0.02
+LOSS = 0.01
 """What an inference at some size may be slower than with kernels chosen for that size, by estimates, as a share."""
+
+GRID = 100
+"""Points at which candidates are compared, besides those by which codes are chosen."""
+
+ABSENT = 1.0
+"""What it counts, as a share of an inference, that a candidate is none at some point."""
 
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
@@ -63,10 +74,11 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
 
     todo, done, most = judged([pattern.box]), list[Part](), _most(pattern, known.patterns)
     while todo:
-        todo.sort(key=lambda own: own.loss * spread(own.box))  # divided first is where one choice costs most, at most sizes
+        todo.sort(key=lambda own: own.lost)  # divided first is what loses most, at most points
         box, shared = (last := todo.pop()).box, last.shared
         divisible = len(todo) + len(done) + 2 <= most
-        if divisible and last.loss > LOSS and (cut := halves(box)):
+        worst = max(shared, key=lambda name: shared[name].worst)
+        if divisible and shared[worst].worst > LOSS and (cut := ranges[worst].grid.cut(box)):
             todo += judged(cut)
             continue
         try:
@@ -94,10 +106,11 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
 
 class _Shared(NamedTuple):
     """For each op the candidates that there are at all points of a box, and what an inference takes longer with the first of
-    each, at the worst point, as a share."""
+    each, as shares: at the worst point, and at all of them together."""
 
     candidates: Sequence[Sequence[Candidate]]
-    loss: float
+    worst: float
+    lost: float
 
 
 class _Judged(NamedTuple):
@@ -107,8 +120,100 @@ class _Judged(NamedTuple):
     shared: Mapping[str, _Shared]
 
     @property
-    def loss(self) -> float:
-        return max(own.loss for own in self.shared.values())
+    def lost(self) -> float:
+        return max(own.lost for own in self.shared.values())
+
+
+class _Kind(NamedTuple):
+    """Ops that are alike at all points: their candidates, a row for each of what it takes at the points, as shares of inferences
+    there, and the microseconds of the fastest."""
+
+    found: Sequence[Candidate]
+    shares: np.ndarray
+    us: Sequence[float]
+
+
+class _Grid:
+    """What candidates of the pool take at points of a pattern's box."""
+
+    def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
+        self.box = pattern.box
+        self.points = list(dict.fromkeys((*looked_at(pattern), *between(pattern.box, GRID))))
+        at = [known.ops(pattern, point) for point in self.points]
+        ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
+        numbers = list(zip(*([asked.number for asked in own] for own in at), strict=True))
+        whole = np.array([sum(own[0].cost for own in of_point if own) or 1.0 for of_point in ranked])
+        self.kinds: list[_Kind] = []
+        self.of_op: list[int] = []
+        known_kinds: dict[tuple[int, ...], int] = {}
+        counts = Counter(numbers)
+        for i, own in enumerate(numbers):
+            if own not in known_kinds:
+                known_kinds[own] = len(self.kinds)
+                self.kinds.append(_kind([of_point[i] for of_point in ranked], counts[own] / whole))
+            self.of_op.append(known_kinds[own])
+
+    def inside(self, box: Box) -> np.ndarray:
+        """The numbers of the points in a box; of the nearest one, where there are none."""
+        columns = np.array(self.points).T
+        off = [np.maximum(np.maximum(size.low - c, c - size.high), 0) for c, size in zip(columns, box, strict=True)]
+        apart = np.sum(off, 0)
+        return np.flatnonzero(apart == apart.min())
+
+    def shared(self, box: Box) -> _Shared:
+        """What a box shares, by the points in it."""
+        inside = self.inside(box)
+        ranked, lost = list[list[Candidate]](), np.zeros(len(inside))
+        for kind in self.kinds:
+            shares = kind.shares[:, inside]
+            everywhere = [int(k) for k in np.flatnonzero((shares < ABSENT).all(1))]
+            sums = shares.sum(1)
+            everywhere.sort(key=lambda k: sums[k])
+            us = kind.us[int(inside[len(inside) // 2])]
+            ranked.append([Candidate(us * float(sums[k] / sums[everywhere[0]]), *kind.found[k][1:]) for k in everywhere])
+            if everywhere:
+                lost += shares[everywhere[0]] - shares.min(0)
+        return _Shared([ranked[kind] for kind in self.of_op], float(lost.max()), float(lost.sum()))
+
+    def cut(self, box: Box) -> tuple[Box, Box] | None:
+        """The box divided where its parts lose least together; None if its points are one."""
+        inside = self.inside(box)
+        best: tuple[float, int, int] | None = None
+        for number, size in enumerate(box):
+            at = np.array([self.points[k][number] for k in inside])
+            order = np.argsort(at, kind="stable")
+            ends = np.flatnonzero(np.diff(at[order]))
+            if not len(ends):
+                continue
+            total = np.zeros(len(ends))
+            for kind in self.kinds:
+                shares = kind.shares[:, inside[order]]
+                below = np.cumsum(shares, 1)[:, ends].min(0, initial=np.inf)
+                above = np.cumsum(shares[:, ::-1], 1)[:, len(order) - 2 - ends].min(0, initial=np.inf)
+                total += np.where(np.isfinite(below), below + above, 0.0)
+            end = int(total.argmin())
+            if best is None or total[end] < best[0]:
+                low, high = (int(at[order][k]) for k in (ends[end], ends[end] + 1))
+                best = float(total[end]), number, _roundest(size, low, high)
+        return divided(box, *best[1:]) if best else None
+
+
+def _roundest(size: Size, low: int, high: int) -> int:
+    """Where to divide between two values of a size: after the one that most tiles end with."""
+    return max((n for n in size.all if low <= n < high), key=lambda n: n & -n) + size.step
+
+
+def _kind(ranked: Sequence[Sequence[Candidate]], scale: np.ndarray) -> _Kind:
+    """Of the candidates at each point. Where there are none, none is better than another."""
+    found = {key_of(c): c for own in ranked for c in own}
+    rows = {key: i for i, key in enumerate(found)}
+    shares = np.full((len(found), len(ranked)), ABSENT)
+    for k, own in enumerate(ranked):
+        if not own:
+            shares[:, k] = 0.0
+        for c in own:
+            shares[rows[key_of(c)], k] = c.cost * scale[k]
+    return _Kind(list(found.values()), shares, [own[0].cost if own else 0.0 for own in ranked])
 
 
 class _Range:
@@ -118,14 +223,20 @@ class _Range:
         self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
         self.whole = _Launches(pattern, pattern.box, arch, HELD_IN_ALL)
 
+    @cached_property
+    def grid(self) -> _Grid:
+        return _Grid(self.pattern, self.arch, self.refused, self.known)
+
     def shared(self, box: Box) -> _Shared:
-        at = [self.known.ops(self.pattern, point) for point in corners(box)]
-        ranked = [self.known.pooled(self.pattern, point, self.arch, self.refused) for point in corners(box)]
-        shared = []
-        for i in range(len(self.pattern.tree.ops)):
-            own = _shared([of_point[i] for of_point in ranked])
-            shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
-        return _Shared(shared, _loss(ranked, shared))
+        found = self.grid.shared(box)
+        if all(found.candidates):
+            return found
+        at = [self.known.ops(self.pattern, point) for point in corners(box)]  # what the pool has nothing for
+        others = [
+            own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at])
+            for i, own in enumerate(found.candidates)
+        ]
+        return found._replace(candidates=others)
 
     def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], divisible: bool) -> list[Choice]:
         """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
@@ -196,23 +307,6 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     best = ranked[len(ranked) // 2][0].cost / len(ranked)
     order = sorted(everywhere, key=lambda key: score[key])
     return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
-
-
-def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
-    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share.
-
-    An op for which a point has no candidates takes what it takes at others: there is no better choice.
-    """
-    losses = []
-    for at_point in ranked:
-        best = taken = 0.0
-        for own, common in zip(at_point, shared, strict=True):
-            costs = {key_of(c): c.cost for c in own}
-            cost = costs.get(key_of(common[0]), common[0].cost) if common else math.inf
-            taken += cost
-            best += own[0].cost if own else cost if common else 0.0
-        losses.append(taken / best - 1 if best else 0.0)
-    return max(losses)
 
 
 class _Launches:
