@@ -1,7 +1,7 @@
 """The codes that a range is run with: few, since each has to be compiled, and enough, since sizes ask for different tiles.
 
 From the codes that the best candidates use at some sizes, one after the other is taken, always the one that makes inferences
-faster by most; then those are left out again without which no inference is too slow. One pool serves all parts of a range, so
+faster by most; then those are left out again without which inferences are not too slow. One pool serves all parts of a range, so
 that a batch of one has no codes of its own where those of others are as good.
 
 At other sizes than these only the pool's candidates are looked at: their times are estimated, and those of no others.
@@ -13,6 +13,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import UndecidedError
@@ -20,17 +22,31 @@ from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Point, corners, ladder
+from tccompile.ranges.box import Point, between, corners, ladder
 from tccompile.ranges.launches import HELD_IN_ALL, Key, Launches, key_of
 from tccompile.schedule.choose import Candidate, Group, Whole, candidates, compatible, gained, groups, seen, uncopied
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT, LESS = 0.025, 0.01
-"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share; the second where
-that takes FEW codes at most."""
 
-FEW = 32
+class Left(NamedTuple):
+    """What inferences may be slower than with all codes, by estimates, as shares: at the size where that is most, and in the mean
+    of those that are looked at."""
+
+    most: float
+    mean: float
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        return max(losses) <= self.most and fmean(losses) <= self.mean
+
+
+LESS, LEFT = Left(0.03, 0.012), Left(0.04, 0.02)
+"""The first where that takes FEW codes at most."""
+
+FEW = 40
 """Codes that are taken for what they gain alone: more of them take long to compile."""
+
+MORE = 24
+"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
@@ -139,7 +155,7 @@ class Known:
             others = [[self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in looked_at(pattern)]
             self.looked[key] = []
             for i, asked in enumerate(self.ops(pattern, point)):
-                plain = {key_of(c): c for own in others for c, _ in own[i] if not c.kernel.tensor_cores}
+                plain = {key_of(c): c for own in others for c, codes in own[i] if codes and not c.kernel.tensor_cores}
                 found = self._also(asked, self.coded(asked, arch), list(plain.values()), arch)
                 self.looked[key].append([(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found])
         return self.looked[key]
@@ -165,6 +181,20 @@ class Known:
             program = pattern.at(point)
             self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
         return self.together[key]
+
+    def joint(
+        self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]
+    ) -> dict[tuple[int, tuple[int, ...]], list[Whole]]:
+        """What one launch may compute at a point, with codes of the pool: by the op in whose step it is, and all of them."""
+        pool, program = self.pool(pattern, arch, refused), pattern.at(point)
+        found: dict[tuple[int, tuple[int, ...]], list[Whole]] = {}
+        for group in pool.joint[id(pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, arch) is None and config in kernel.configs(ops, program, arch):
+                    whole = Whole(kernel.cost(ops, program, config, arch), kernel, config)
+                    found.setdefault((group.place, group.members), []).append(whole)
+        return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
 
     def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
         """Candidates that are known of an op, and those of other sizes as they are for it."""
@@ -261,7 +291,7 @@ class Pool:
 
 def looked_at(pattern: Pattern) -> list[Point]:
     """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
-    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box), *between(pattern.box, MORE))))
     odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
     covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
     return found if covered else [*found, odd]
@@ -322,14 +352,14 @@ def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     return few if len(few) <= FEW else _pool(points, most, LEFT)
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
-    """Codes with which no inference is slower than with all of them by more than the share that may be left."""
+def _pool(points: Sequence[Sequence[Case]], most: int, left: Left) -> Codes:
+    """Codes with which inferences are not slower than with all of them by more than may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
     while len(pool) < most:
         costs = [[case.cost(pool) for case in of_point] for of_point in points]
         losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if max(losses) <= left:
+        if left.holds(losses):
             break
         gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
         for of_point, own, loss in zip(points, costs, losses, strict=True):
@@ -337,10 +367,10 @@ def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
                 for other, codes in case.costs:
                     if other >= cost:
                         break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left)
+                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left.mean)
         if not gains:
             break
-        best: Codes = max(gains, key=lambda codes: gains[codes])
+        best: Codes = max(gains, key=lambda codes: gains[codes] / max(len(codes - pool), 1))
         taken.append(best)
         pool |= best
     return _without_needless(points, taken, left)
@@ -356,14 +386,19 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
     return sorted(used, key=lambda code: -used[code])
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:
-    """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
-    left = list(taken)
-    for codes in taken:
-        others = frozenset(code for other in left if other is not codes for code in other)
-        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= most for of_point in points):
-            left = [other for other in left if other is not codes]
-    return frozenset(code for codes in left for code in codes)
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], left: Left) -> Codes:
+    """What is taken, but for what inferences are not too slow without: one after the other, that which they lose least by."""
+    kept = list(dict.fromkeys(taken))
+    while True:
+        best: tuple[float, Codes] | None = None
+        for codes in kept:
+            others = frozenset(code for other in kept if other is not codes for code in other)
+            losses = [_loss(of_point, [case.cost(others) for case in of_point]) for of_point in points]
+            if left.holds(losses) and (best is None or fmean(losses) < best[0]):
+                best = fmean(losses), codes
+        if best is None:
+            return frozenset(code for codes in kept for code in codes)
+        kept.remove(best[1])
 
 
 def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:
