@@ -126,7 +126,7 @@ def _maker(tree: Any) -> Maker | None:
         number = tree.number
         return lambda numbers: numbers[number]
     if isinstance(tree, tuple | list):
-        return _many(enumerate(tree), list, tuple, tree)
+        return None if PLAIN.issuperset(map(type, tree)) else _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
         return _many(tree.items(), dict, None, tree)
     if names := _names(type(tree)):
@@ -163,7 +163,8 @@ def slots(tree: Any) -> int:
         if type(part) is Slot:
             most = max(most, part.number + 1)
         elif isinstance(part, tuple | list):
-            left += part
+            if not PLAIN.issuperset(map(type, part)):
+                left += part
         elif isinstance(part, Mapping):
             left += part.values()
         else:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tccompile.custom.files import Given, collected, using
 from tccompile.errors import DeviceError, InputError, PlanError, UsageError
+from tccompile.garbage import no_garbage
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.metadata import Form, Kind, Metadata
@@ -114,7 +115,7 @@ class Session:
         self._known: dict[tuple, Engine] = {}
         """Which engine runs arrays of a layout that has been checked."""
         self._adapters = Adapters(self.plan)
-        with using(collected(ops)) if ops else nullcontext():
+        with using(collected(ops)) if ops else nullcontext(), no_garbage():
             self._platform = self._open(device, target, check_finite)
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
