@@ -130,6 +130,22 @@ def test_shared_memory_is_a_members_own(fake):
             assert [launch[2] for *_, launch in graph] == [50_000, 50_000 + 256 * rows, 50_000]
 
 
+def test_grids_of_members(fake):
+    """... of which those whose blocks all run at once are no larger than the GPU, also after a larger member"""
+    api = fake()
+
+    def growing(own, rows):
+        (launch,) = own.steps[1].launches
+        grown = replace(own.steps[1], launches=(replace(launch, grid=(10 * rows, rows, 1), cooperative=True),))
+        return replace(own, steps=(own.steps[0], grown, own.steps[2]))
+
+    with Session(of_rows(growing), "gpu") as s:
+        for rows, blocks in ((40, 2 * 54), (3, 30), (10, 100), (11, 108)):
+            same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+            graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
+            assert [launch[0] for *_, launch in graph][1] == blocks
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
