@@ -288,7 +288,8 @@ class Prepared:
     def __init__(self, formulas: Sequence[Formula], sizes: Sequence[Size], known: np.ndarray | None):
         self.formulas, self._sizes = formulas, [size.all for size in sizes]
         self._proven = known is not None
-        self._known = np.ascontiguousarray(known.T) if known is not None and known.size <= KEPT else None
+        self.kept = np.ascontiguousarray(known.T) if known is not None and known.size <= KEPT else None
+        """What they give at all sizes, a row each, of few sizes."""
         self._quotients = [(i, a, b) for i, (op, a, b) in enumerate(formulas) if op == "/"]
         self._numbers = [a if op == "int" else 0 for op, a, _ in formulas]
         self._of_sizes = [(i, a) for i, (op, a, _) in enumerate(formulas) if op == "size"]
@@ -296,17 +297,21 @@ class Prepared:
 
     def at(self, sizes: Sequence[int]) -> tuple[list[Any], np.ndarray]:
         """What `computed` gives at these sizes, which are some of all, and that as `integers`."""
-        if self._known is not None:
-            row = 0
-            for size, every in zip(sizes, self._sizes, strict=True):
-                row = row * len(every) + every.index(size)
-            whole = self._known[row]
+        if self.kept is not None:
+            whole = self.kept[self.row(sizes)]
             numbers: list[Any] = whole.tolist()
             for i, a, b in self._quotients:
                 numbers[i] = numbers[a] / numbers[b]
             return numbers, whole
         numbers = self._computed(sizes) if self._proven else computed(self.formulas, sizes)
         return numbers, self._integers(numbers)
+
+    def row(self, sizes: Sequence[int]) -> int:
+        """Which of all sizes these are."""
+        row = 0
+        for size, every in zip(sizes, self._sizes, strict=True):
+            row = row * len(every) + every.index(size)
+        return row
 
     def _computed(self, sizes: Sequence[int]) -> list[Any]:
         out: list[Any] = self._numbers.copy()

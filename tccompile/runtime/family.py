@@ -31,6 +31,11 @@ SHAPE = (2, 3, 4, 8)
 """Those of them that are the grid and the bytes of shared memory."""
 
 
+AHEAD = 1 << 13
+"""Tensor maps of all members of a family up to which all are encoded when a session opens: the driver takes a microsecond each,
+and a table 128 bytes of the GPU's memory."""
+
+
 @dataclass(frozen=True)
 class Member:
     """What is a member's own.
@@ -46,6 +51,36 @@ class Member:
     give_back: Callable[[], None]
 
 
+class Tables:
+    """Where tensor maps of a family's members lie: of few members those of all, which are encoded when the session opens.
+
+    Of others there is a table for each graph. Raises DriverError for a map that cannot be.
+    """
+
+    def __init__(self, loaded: Loaded, bounds: Bounds):
+        self._loaded, self._formulas = loaded, bounds.formulas
+        assert loaded.table is not None
+        self._size = loaded.table.size
+        kept = bounds.formulas.kept
+        self._ahead = bounds.proven and kept is not None and len(kept) * len(loaded.maps.maps) <= AHEAD
+        count = len(kept) if self._ahead and kept is not None else RECENT + 1
+        self._memory = Memory(loaded.device, count * self._size, "tensor maps")
+        self.close = self._memory.close
+        if self._ahead and kept is not None:
+            encoded = np.empty((count, self._size), np.uint8)
+            for row, ints in zip(encoded, kept, strict=True):
+                row[:] = loaded.encode(ints).view(np.uint8).reshape(-1)
+            copy_maps(loaded.device, self._memory.address, encoded)
+
+    def address(self, number: int, sizes: Sequence[int], ints: np.ndarray) -> int:
+        """Where the maps for these sizes are, whose numbers these are; it may be the table of the graph of this number."""
+        if self._ahead:
+            return self._memory.address + self._size * self._formulas.row(sizes)
+        table = self._memory.address + self._size * number
+        copy_maps(self._loaded.device, table, self._loaded.encode(ints))
+        return table
+
+
 class GpuFamily:
     """A family whose entry for the least sizes is loaded: it makes members of that."""
 
@@ -55,22 +90,15 @@ class GpuFamily:
         self._io: Callable[[Sequence[Any]], Mapping[str, Tensor]] = filler(io_of(family))
         self._counts: Callable[[Sequence[Any]], Sequence[Count]] = filler(family.entry.program.counts)
         self._patches()
-        size = loaded.table.size if loaded.table else 0
-        self._tables = Memory(loaded.device, RECENT * size, "tensor maps") if loaded.table else None
-        tables = [0] * (RECENT + 1)  # one more: a session also has a member for the least sizes of all
-        if self._tables and loaded.table:
-            tables = [loaded.table.address, *(self._tables.address + size * i for i in range(RECENT))]
-        self._spares = [(self._executable(table), table) for table in tables]
+        self._tables = Tables(loaded, self._bounds) if loaded.table else None
+        self._map_places = np.array(loaded.graph.map_places, np.int64)
+        self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
+        graph = loaded.graph
+        # One more than a session has recent sizes: it also has a member for the least sizes of all.
+        self._spares = [(Executable(graph, graph.instantiated(), graph.numbers.copy()), i) for i in range(RECENT + 1)]
         with loaded.device as cu:
             for executable, _ in self._spares:
                 cu.cuGraphUpload(executable.instance.value, loaded.stream.value)
-
-    def _executable(self, table: int) -> Executable:
-        """A graph of its own, whose launches read tensor maps from this table."""
-        graph = self.loaded.graph
-        numbers = graph.numbers.copy()
-        numbers.values[graph.map_places] = self.loaded.maps.places(table)
-        return Executable(graph, graph.instantiated(), numbers)
 
     def _patches(self) -> None:
         """Finds which of the launches' numbers are formulas: their places, and the formulas'."""
@@ -104,10 +132,10 @@ class GpuFamily:
         """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
         numbers, ints = self._bounds.formulas.at(sizes)
         self._bounds.check(ints)
-        executable, table = spare = self._spares[-1]
-        if table:
-            copy_maps(self.loaded.device, table, self.loaded.encode(ints))
+        executable, number = spare = self._spares[-1]
         values, told = executable.numbers.values, executable.numbers.told.view(np.uint32)
+        if self._tables:
+            values[self._map_places] = self._tables.address(number, sizes, ints) + self._map_offsets
         where, which, starts = self._ints
         values[where] = ints[which] + starts
         if self._floats.size:
