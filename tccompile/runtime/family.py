@@ -77,7 +77,11 @@ class Tables:
         if self._ahead:
             return self._memory.address + self._size * self._formulas.row(sizes)
         table = self._memory.address + self._size * number
-        copy_maps(self._loaded.device, table, self._loaded.encode(ints))
+        encoded, room, own = self._loaded.encode(ints), self._loaded.room, self._loaded.stream.value
+        with self._loaded.device as cu:  # as an inference is queued: the next one comes after it, on whatever stream
+            room.order_after_last(own)
+            cu.cuMemcpyHtoDAsync(table, encoded.ctypes.data, encoded.nbytes, own)
+            room.mark_last(own)
         return table
 
 
