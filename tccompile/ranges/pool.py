@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tccompile.arch import Arch
@@ -34,6 +34,12 @@ FEW = 32
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
+
+GROWS, LEAST = 0.27, 64 << 10
+"""How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
+
+CODE, STEP, PARTS = 7000, 170, 0.25
+"""Bytes in a plan, compressed: of a code, and of a step in one part; and of what it becomes larger, what parts take."""
 
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
@@ -178,9 +184,11 @@ class Known:
         if key not in self.pools:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
-            codes = _codes_for(points, _most(cases.values()))
+            most, parts = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
+            codes = _codes_for(points, most)
             fitting = {id(p): self._fitting(p, arch, codes) for p in patterns}
-            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, {id(p): self._joint(p, arch, codes) for p in patterns})
+            joint = {id(p): self._joint(p, arch, codes) for p in patterns}
+            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, joint, parts)
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
@@ -239,12 +247,16 @@ def direct(program: Program) -> list[tuple[int, int]]:
 @dataclass(frozen=True)
 class Pool:
     """The codes of a range, also in the order of how much they are used; and for its patterns, by their identity, the candidates
-    of each of `Known.ops` that have such somewhere, and what one launch may compute with such."""
+    of each of `Known.ops` that have such somewhere, and what one launch may compute with such.
+
+    parts  that a plan has room for
+    """
 
     codes: Codes
     by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
     joint: Mapping[int, Sequence[Group]]
+    parts: int
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
@@ -292,10 +304,16 @@ class Case:
         return next((cost for cost, codes in self.costs if codes <= pool), self.without)
 
 
-def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
-    """How many codes are taken at most, which grows with those that the sizes in the middle of each pattern would take."""
-    alone = [frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1]) for points in patterns]
-    return int(TIMES * max(map(len, alone)))
+def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]) -> tuple[int, int]:
+    """How many codes are taken at most, and parts of a range. Codes grow with those that the sizes in the middle of each pattern
+    would take; a plan whose weights are few becomes too large by what a large one has room for."""
+    alone = [len(frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1])) for points in cases]
+    number = max(range(len(alone)), key=lambda i: alone[i])
+    program = programs[number]
+    weights = sum(program.tensors[name].nbytes for name in program.constants)
+    room = max(LEAST, GROWS * (weights + CODE * alone[number]))
+    parts = max(1, int(PARTS * room / (STEP * len(program.ops))))
+    return min(int(TIMES * alone[number]), alone[number] + int((1 - PARTS) * room / CODE)), parts
 
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:

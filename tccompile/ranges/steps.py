@@ -68,7 +68,9 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     def judged(boxes: Sequence[Box]) -> list[_Judged]:
         return [_Judged(box, {name: own.shared(box) for name, own in ranges.items()}) for box in boxes]
 
-    todo, done, most = judged([pattern.box]), list[Part](), _most(pattern, known.patterns)
+    todo, done = judged([pattern.box]), list[Part]()
+    room = min(known.pool(pattern, own.arch, refused).parts for own in ranges.values())
+    most = min(_most(pattern, known.patterns), room)
     while todo:
         todo.sort(key=lambda own: own.loss * spread(own.box))  # divided first is where one choice costs most, at most sizes
         box, shared = (last := todo.pop()).box, last.shared
