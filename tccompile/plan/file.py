@@ -190,10 +190,42 @@ def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Co
     """How plans are written and read. In a family any integer may be a slot, which is written as its number under "$"."""
     classes = {Op: OPS, Form: FORMS}
     numbers = {int: _open(codec.INTEGER), float: _open(codec.NUMBER), codec.CONSTANT: _open(codec.OF_CONSTANT)}
-    open_ = codec.Codec(classes, {np.ndarray: array, **numbers})
+    of_programs = _Programs(codec.Codec(classes, {np.ndarray: array, **numbers}))
+    open_ = codec.Codec(classes, {np.ndarray: array, **numbers, Program: (of_programs.encode, of_programs.decode)})
     of_family = (lambda family: open_.encode(family, Family), lambda value: open_.decode(value, Family))
     special = {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array, Family: of_family}
     return codec.Codec(classes, special)
+
+
+class _Programs:
+    """How programs of families are written and read: one that an earlier family has, as its number among those that differ."""
+
+    def __init__(self, coder: codec.Codec) -> None:
+        self._coder = coder
+        self._numbers: dict[bytes, int] = {}
+        self._read: list[tuple[Program, int]] = []
+        self._values = 0
+
+    def encode(self, program: Program) -> Any:
+        value = self._coder.encode(program, Program)
+        text = codec.dumps(value)
+        if text in self._numbers:
+            return self._numbers[text]
+        self._numbers[text] = len(self._numbers)
+        return value
+
+    def decode(self, value: Any) -> Program:
+        if type(value) is not int:
+            program: Program = self._coder.decode(value, Program)
+            self._read.append((program, codec.values(codec.dumps(value))))
+            return program
+        if not 0 <= value < len(self._read):
+            raise codec.CodecError(f"there is no program {value} before it")
+        program, count = self._read[value]
+        self._values += count  # what is in memory for each family
+        if self._values > MAX_VALUES:
+            raise codec.CodecError(f"programs of more than {MAX_VALUES} values, each as often as families have it")
+        return program
 
 
 def _open(pair: codec.Pair) -> codec.Pair:
