@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tccompile.kernels.spec import Code
-from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _by_use, _codes_for, _loss
+from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _by_use, _codes_for, _Costs
 
 
 def code(name: str) -> Code:
@@ -31,7 +31,7 @@ def points(ops: int, slower: float) -> list[list[Case]]:
 def test_codes_are_few_or_worth_it(ops, slower, left, own):
     asked = points(ops, slower)
     pool = _codes_for(asked, 1000)
-    assert left.holds([_loss(of_point, [case.cost(pool) for case in of_point]) for of_point in asked])
+    assert left.holds(_Costs(asked).losses(pool))
     assert sum(c.kernel.startswith("own") for c in pool) == own
 
 
