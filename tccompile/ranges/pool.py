@@ -49,7 +49,7 @@ FEW = 42
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
-TIMES, OVER, ENOUGH = 4.5, 1.75, 38
+TIMES, OVER, ENOUGH = 4.5, 1.6, 38
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
 which take long to compile."""
 
