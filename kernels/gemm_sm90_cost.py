@@ -63,8 +63,8 @@ def time_us(
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    if how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2):
-        row_a *= own.strided
+    strided = how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2)
+    row_a *= own.strided if strided else 1.0
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
@@ -98,7 +98,7 @@ def time_us(
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
-    return waves * (summing + storing) - early * step
+    return waves * (summing + storing + own.strided_us * strided) - early * step
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:
