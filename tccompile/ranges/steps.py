@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -134,21 +134,31 @@ class _Judged(NamedTuple):
         return max(own.lost for own in self.shared.values())
 
 
-@dataclass(frozen=True)
 class _Kind:
-    """Ops that are alike at all points: their candidates, and a row for each of the microseconds that it takes at the points, or
-    infinity where it is none; and how many of them there are, as a share of an inference for each microsecond."""
+    """Ops that are alike at all sizes: their candidates, a row for each of the microseconds that it takes at points, or infinity
+    where it is none, and what a microsecond of all such ops is there, as a share of an inference."""
 
-    found: Sequence[Candidate]
-    us: np.ndarray
-    scale: np.ndarray
+    def __init__(self) -> None:
+        self.found: list[Candidate] = []
+        self.rows: dict[Key, int] = {}
+        self.us, self.scale = np.zeros((0, 0)), np.zeros(0)
 
-    @cached_property
-    def shares(self) -> np.ndarray:
-        """What each takes, as shares of inferences. Where there are no candidates, none is better than another."""
-        shares: np.ndarray = np.where(
-            np.isfinite(self.us), self.us * self.scale, np.where(np.isfinite(self.us).any(0), ABSENT, 0.0)
-        )
+    def add(self, ranked: Sequence[Candidate], scale: float) -> None:
+        """One more point."""
+        for c in ranked:
+            if self.rows.setdefault(key_of(c), len(self.found)) == len(self.found):
+                self.found.append(c)
+        grown = np.full((len(self.found), len(self.scale) + 1), math.inf)
+        grown[: len(self.us), :-1] = self.us
+        for c in ranked:
+            grown[self.rows[key_of(c)], -1] = c.cost
+        self.us, self.scale = grown, np.append(self.scale, scale)
+
+    def shares(self, inside: np.ndarray) -> np.ndarray:
+        """What each takes at points, as shares of inferences. Where there are no candidates, none is better than another."""
+        us = self.us[:, inside]
+        there = np.isfinite(us)
+        shares: np.ndarray = np.where(there, us * self.scale[inside], np.where(there.any(0), ABSENT, 0.0))
         return shares
 
 
@@ -156,37 +166,41 @@ class _Grid:
     """What candidates of the pool take at points of a pattern's box, for each of `Known.ops`."""
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
-        self.points = list(dict.fromkeys((*looked_at(pattern), *between(pattern.box, GRID))))
-        at = [known.ops(pattern, point) for point in self.points]
-        ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
-        numbers = list(zip(*([asked.number for asked in own] for own in at), strict=True))
-        count = len(pattern.tree.ops)  # those behind are other ways for some of them
-        whole = np.array([sum(own[0].cost for own in of_point[:count] if own) or 1.0 for of_point in ranked])
-        counts, places = Counter(numbers[:count]), dict[tuple[int, ...], int]()
-        self.kinds = list[_Kind]()
-        for i, own in enumerate(numbers):
-            if own not in places:
-                places[own] = len(places)
-                self.kinds.append(_kind([of_point[i] for of_point in ranked], counts[own] / whole))
-        self.of_op = [places[own] for own in numbers]
+        self.pattern, self.arch, self.refused, self.known = pattern, arch, refused, known
+        self.of_op = known.kinds(pattern, arch)
+        self.kinds = {kind: _Kind() for kind in self.of_op}
+        self.points: list[Point] = []
+        self.add((*looked_at(pattern), *between(pattern.box, GRID)))
+
+    def add(self, points: Sequence[Point]) -> None:
+        """Have more points to compare candidates at."""
+        count, first = len(self.pattern.tree.ops), {kind: i for i, kind in enumerate(self.of_op)}
+        counts = Counter(self.of_op[:count])  # those behind are other ways for some of them
+        for point in dict.fromkeys(points):
+            if point not in self.points:
+                ranked = self.known.pooled(self.pattern, point, self.arch, self.refused)
+                whole = sum(own[0].cost for own in ranked[:count] if own) or 1.0
+                for kind, i in first.items():
+                    self.kinds[kind].add(ranked[i], counts[kind] / whole)
+                self.points.append(point)
 
     def inside(self, box: Box) -> np.ndarray:
-        """The numbers of the points in a box; of the nearest one, where there are none."""
+        """The numbers of the points in a box, those at its ends too."""
+        self.add(corners(box))
         columns = np.array(self.points).T
-        off = [np.maximum(np.maximum(size.low - c, c - size.high), 0) for c, size in zip(columns, box, strict=True)]
-        apart = np.sum(off, 0)
-        return np.flatnonzero(apart == apart.min())
+        within = [(column >= size.low) & (column <= size.high) for column, size in zip(columns, box, strict=True)]
+        return np.flatnonzero(np.logical_and.reduce(within))
 
     def shared(self, inside: np.ndarray) -> list[list[Candidate]]:
         """For each op the candidates that there are at all of these points, that first which takes least in all. Their costs are
         scaled to those in the middle."""
-        ranked = list[list[Candidate]]()
-        for kind in self.kinds:
+        ranked = dict[int, list[Candidate]]()
+        for number, kind in self.kinds.items():
             us = kind.us[:, inside]
             everywhere = [int(k) for k in np.flatnonzero(np.isfinite(us).all(1))]
             sums, least = (us / us.min(0)).sum(1) if everywhere else us.sum(1), us[:, len(inside) // 2].min(initial=math.inf)
             everywhere.sort(key=lambda k: sums[k])
-            ranked.append([Candidate(float(least * sums[k] / sums[everywhere[0]]), *kind.found[k][1:]) for k in everywhere])
+            ranked[number] = [Candidate(float(least * sums[k] / sums[everywhere[0]]), *kind.found[k][1:]) for k in everywhere]
         return [ranked[kind] for kind in self.of_op]
 
     def cut(self, box: Box) -> tuple[Box, Box] | None:
@@ -200,8 +214,8 @@ class _Grid:
             if not len(ends):
                 continue
             total = np.zeros(len(ends))
-            for kind in self.kinds:
-                shares = kind.shares[:, inside[order]]
+            for kind in self.kinds.values():
+                shares = kind.shares(inside[order])
                 below = np.cumsum(shares, 1)[:, ends].min(0, initial=np.inf)
                 above = np.cumsum(shares[:, ::-1], 1)[:, len(order) - 2 - ends].min(0, initial=np.inf)
                 total += np.where(np.isfinite(below), below + above, 0.0)
@@ -215,17 +229,6 @@ class _Grid:
 def _roundest(size: Size, low: int, high: int) -> int:
     """Where to divide between two values of a size: after the one that most tiles end with."""
     return max((n for n in size.all if low <= n < high), key=lambda n: n & -n) + size.step
-
-
-def _kind(ranked: Sequence[Sequence[Candidate]], scale: np.ndarray) -> _Kind:
-    """Of the candidates at each point."""
-    found = {key_of(c): c for own in ranked for c in own}
-    rows = {key: i for i, key in enumerate(found)}
-    us = np.full((len(found), len(ranked)), math.inf)
-    for k, own in enumerate(ranked):
-        for c in own:
-            us[rows[key_of(c)], k] = c.cost
-    return _Kind(list(found.values()), us, scale)
 
 
 class _Range:
