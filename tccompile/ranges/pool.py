@@ -222,6 +222,20 @@ class Known:
             self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
         return self.together[key]
 
+    def joint(
+        self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]
+    ) -> dict[tuple[int, tuple[int, ...]], list[Whole]]:
+        """What one launch may compute at a point, with codes of the pool: by the op in whose step it is, and all of them."""
+        pool, program = self.pool(pattern, arch, refused), pattern.at(point)
+        found: dict[tuple[int, tuple[int, ...]], list[Whole]] = {}
+        for group in pool.joint[id(pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, arch) is None and config in kernel.configs(ops, program, arch):
+                    whole = Whole(kernel.cost(ops, program, config, arch), kernel, config)
+                    found.setdefault((group.place, group.members), []).append(whole)
+        return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
+
     def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
         """Candidates that are known of an op, and those of other sizes as they are for it."""
         op, program, known = asked.op, asked.program, {key_of(c) for c, _ in found}
