@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
@@ -90,7 +90,8 @@ def time_us(
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
     early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
-    inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
+    # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
+    inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
