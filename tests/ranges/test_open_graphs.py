@@ -27,6 +27,7 @@ FOUND = {
     33: "rows that are written by place",
     34: "two batches, of which every other one is one",
     4546: "a size is a factor of weights",
+    6501: "two extents that are counted with are equal at some sizes",
     10542: "half as large again behind strides",
 }
 
