@@ -271,7 +271,7 @@ class Sizes:
         return name if name not in self.folder.types and name not in self.folder.constants else self.fresh(base)
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """The name of a constant. Equal ones are one, but for extents of a range's sizes, which are equal at some of them only."""
+        """The name of a constant. Equal ones are one, but for extents in a range, which are equal at some sizes only."""
         array = np.asarray(values, dtype)
         key = "constant", array.dtype.str, array.shape, array.tobytes()
         if key not in self.made or not (not_alike() or np.abs(array).max(initial=0) <= 1):
