@@ -194,8 +194,7 @@ class Patch:
 
 
 class ConvPatch(TextKernel):
-    """Conv in one group of an image with at most 4 channels, or 32 of 8 bits, or with at most 32 output channels, by mma.sync from
-    sm_75 on."""
+    """Conv in one group of an image with at most 4 channels, or 32 of 8 bits, or with at most 32 output channels, by mma.sync."""
 
     name = "conv_patch"
     realises = Conv
