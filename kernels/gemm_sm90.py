@@ -45,7 +45,7 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TILES, Tile, overlapping, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -177,7 +177,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.overlaps)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
@@ -301,9 +301,11 @@ class Hopper(OneWay):
         ]
         if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
+        if group_atom(*how.kinds).rough and how.steps > 1:
+            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]] and "overlaps" not in c]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
@@ -406,6 +408,7 @@ class Hopper(OneWay):
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
                 **({"eights": True} if t.eights else {}),
+                **({"overlaps": True} if t.overlaps else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -419,7 +422,8 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
+        more = {name: params[name] for name in ("teams", "eights", "overlaps") if name in params}
+        t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)

@@ -78,7 +78,7 @@ def time_us(
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
-    if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
+    if t.atom.rough and not t.overlaps:  # what a warpgroup adds up waits for its products, unless others multiply meanwhile
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0

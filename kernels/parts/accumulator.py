@@ -124,8 +124,32 @@ class Promoted(Accumulator):
         self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:
-    """What holds the sums of two operands' product; `places`: of a left one that is sparse."""
+class Overlapped(Accumulator):
+    """The same where a stage's sums are added to the others while the next one's are made, in three times the registers: for a
+    warpgroup that others leave alone. Whoever multiplies asks for
+
+    begin(operands, slot)   the sums of a stage, which are made from here on
+    add_before(acc, part)   those of the stage before the one begun last, with the others
+    add_last(acc, part)     those of the stage begun last
+    """
+
+    def __init__(self, left: Operand, right: Operand, ring: Ring) -> None:
+        super().__init__(left, right, ring)
+        nothing, of_stage = self.zero, self.multiply
+
+        @inline
+        def begin(operands, slot):
+            return of_stage(nothing(), operands, slot, i32(0), i32(0))
+
+        self.zero, self.begin = mma.zeros(right.extent // 2), begin
+        self.add_before, self.add_last = hw.add_made(right.extent, 1), hw.add_made(right.extent, 0)
+
+
+def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None, overlaps: bool = False) -> Accumulator:
+    """What holds the sums of two operands' product; `places`: of a left one that is sparse; `overlaps`: whether rough ones are
+    `Overlapped`."""
+    if overlaps:
+        return Overlapped(left, right, ring)
     return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places)
 
 
