@@ -59,7 +59,7 @@ def _dense(ring: Any, product: Any, results: Any, added: bool) -> Any:
 
 
 def _overlapped(ring: Any, product: Any, results: Any, added: bool) -> Any:
-    """Of rough sums: those of two stages are in registers, in turn. Those of one are added to the others while the next are made."""
+    """Of rough sums: those of two stages are in registers, in turn. One is added to the others while the next is made."""
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
