@@ -114,7 +114,7 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
-    sum_up, staged = sums.summing(ring, product, results, t.added), t.staged * t.writers // t.teams
+    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
     @inline
@@ -177,8 +177,9 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.overlaps)
-    producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.overlaps, t.short)
+    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size)
+    results = _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
@@ -409,6 +410,7 @@ class Hopper(OneWay):
                 **({"teams": t.teams} if t.teams > 1 else {}),
                 **({"eights": True} if t.eights else {}),
                 **({"overlaps": True} if t.overlaps else {}),
+                **({"short": t.short} if t.short else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -422,7 +424,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        more = {name: params[name] for name in ("teams", "eights", "overlaps") if name in params}
+        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short") if name in params}
         t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
@@ -455,8 +457,8 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
-        return tile(config, arch, how.steps, False, kinds=how.kinds)
-    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+        return replace(tile(config, arch, how.steps, False, kinds=how.kinds), short=how.short)
+    t = replace(tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size), short=how.short)
     whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
     eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
     return replace(t, eights=True) if eights else t

@@ -81,8 +81,9 @@ def time_us(
     if t.atom.rough and not t.overlaps:  # what a warpgroup adds up waits for its products, unless others multiply meanwhile
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
-    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
-    few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
+    rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
+    beyond = not how.im2col and how.k_major == (True, True) and rest > 0
+    few = how.size == 1 and 2 * rest < how.chunk
     row = own.few_cycles if few else own.beyond_cycles
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room

@@ -67,6 +67,7 @@ class Tile:
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
+    short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     """
 
@@ -83,6 +84,7 @@ class Tile:
     teams: int = 1
     eights: bool = False
     overlaps: bool = False
+    short: int = 0
 
     @property
     def atom(self) -> Atom:

@@ -130,7 +130,7 @@ def load_floats(place: Place, dtype: DType, n: int = 1, guarded: bool = False, s
     return lambda *where: np.float32(read(*where)) if n == 1 else tuple(map(np.float32, read(*where)))
 
 
-def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False) -> Any:
     kind = np.float32 if dtype.is_float else np.int64
 
     def write(address: int, *values: Any) -> None:
@@ -139,7 +139,8 @@ def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: 
             if not inside:
                 return
         assert len(values) == n
-        _space(place, space).write(address, to_storage(np.array(values, kind), dtype))
+        stored = np.clip(np.rint(values), dtype.lowest, dtype.largest) if rounds else np.array(values, kind)
+        _space(place, space).write(address, to_storage(stored, dtype))
 
     return write
 
