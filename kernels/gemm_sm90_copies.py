@@ -116,7 +116,7 @@ def _ordered(b: TiledMap, t: Tile) -> TiledMap:
 def _paired(m: TiledMap) -> TiledMap:
     """The map of an array's (k, columns, one batch) in boxes with an order of their own: see `Operand.paired`."""
     (depth, columns, _), step, (row, extent, _) = m.extents, m.strides[0], m.box
-    extents, strides = (depth, PAIRED // 2, 2, columns // PAIRED), (2 * step, step, PAIRED * step)
+    extents, strides = (depth, min(columns, PAIRED) // 2, 2, ceil_div(columns, PAIRED)), (2 * step, step, PAIRED * step)
     return replace(m, extents=extents, strides=strides, box=(row, PAIRED // 2, 2, extent // PAIRED), steps=(1, 1, 1, 1))
 
 
@@ -282,11 +282,11 @@ class Boxed:
 
 def turned_results(op: Op, program: Program, problem: Problem, how: Copies) -> Boxed | None:
     """How results go to y in boxes where operands are swapped, or None: where results have 16 bits, or are bytes of whole groups
-    of channels, and what is added to them is taken as floats."""
+    of channels or of one with some pairs, and what is added to them is taken as floats."""
     boxed = boxed_results(op, program, problem, 1)
     if boxed is None or boxed.size == RESULT:
         return boxed
-    whole = problem.columns % PAIRED == 0 and problem.batches == 1 and how.k_major[1]
+    whole = problem.columns % (PAIRED if problem.columns > PAIRED else 2) == 0 and problem.batches == 1 and how.k_major[1]
     form = boxed.epilogue.form
     return boxed if whole and epilogue.adds_floats(form) else None
 

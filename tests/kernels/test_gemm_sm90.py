@@ -427,3 +427,11 @@ def test_a_short_first_stage(case: str) -> None:
 def test_a_short_first_stage_of_rough_sums(config) -> None:
     program = of_float8("short", (1, 160, 9, 8), 48, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3)
     check(CONV, program, {"split": 1, **config}, once=False, arch=ARCH, run=machine.run)
+
+
+@thorough
+def test_channels_that_are_fewer_than_a_group_leave_turned() -> None:
+    program = of_8_bits("ten", (32, 240, 1, 1), 10, (1, 1), (DType.U8, DType.I8, DType.U8))
+    config = {"bm": 8, "bn": 64, "split": 1, "swapped": True}
+    assert config in list(CONV.configs(program.ops[0], program, ARCH))
+    check(CONV, program, config, once=False, arch=ARCH, run=machine.run)
