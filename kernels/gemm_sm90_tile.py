@@ -101,7 +101,8 @@ class Tile:
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        return 40, (launched * self.threads // 128 - 40) // (self.consumers // 128) // 8 * 8
+        own = 24 if self.consumers > 256 else 40
+        return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
     @property
     def threads(self) -> int:
