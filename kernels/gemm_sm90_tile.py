@@ -24,6 +24,10 @@ SWAPPED = {
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
 
+TALL = {256: (192, 200)}
+"""The same for 2:4 weights beside 16-bit or integer activations, where a warpgroup has two blocks of 64 columns each: wgmma reads
+the activations again for every 64 columns, and that takes as long as their products, so what else shared memory has to do counts."""
+
 LARGE = {64: (), 128: (176, 192)}
 """Rows beside those where each thread has its sums twice, so that 256 find no room. 8192³ in E4M3 takes 683 µs on an H200 with
 192 rows, 718 with 200, and 738 with 128. Not for 2:4 weights, beside which results leave in pieces, of which these have many:
@@ -86,7 +90,12 @@ class Tile:
     @property
     def consumers(self) -> int:
         """Threads that multiply."""
-        return 2 * self.product[0] * self.teams
+        return 2 * self.product[0] * self.teams // self.blocks
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows of the product that a warpgroup has."""
+        return 2 if self.product[0] == 256 else 1
 
     @property
     def exchange(self) -> bool:
@@ -95,7 +104,7 @@ class Tile:
         A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
         """
         rows, columns = self.product
-        return rows == 192 or (rows == 128 and columns > 128) or self.teams > 1
+        return rows >= 192 or (rows == 128 and columns > 128) or self.teams > 1
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -161,12 +170,14 @@ class Tile:
         there have to be more, some 64."""
         if not self.sparse or self.added:
             return self.bm
-        return next(n for n in (64, *range(self.span, 64 + self.span, self.span), self.bm) if self.bm % n == n % self.span == 0)
+        several = (n for n in (64, *range(self.span, 64 + self.span, self.span)) if self.bm % n == n % self.span == 0)
+        return next((n for n in several if n >= 40), self.bm)
 
     @property
     def span(self) -> int:
         """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
-        return max(n for n in range(8, 57, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
+        most = 16 if self.blocks > 1 else 56  # they are taken into registers of which two blocks leave few
+        return max(n for n in range(8, most + 1, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
 
     @property
     def pitch(self) -> int:
@@ -176,7 +187,7 @@ class Tile:
     @property
     def writers(self) -> int:
         """How many have a place of their own to stage results in: warps of 16 rows, swapped warpgroups of 64 columns."""
-        return self.product[0] // (64 if self.swapped else 16) * self.teams
+        return self.product[0] // ((64 if self.swapped else 16) * self.blocks) * self.teams
 
     @property
     def ahead(self) -> int:

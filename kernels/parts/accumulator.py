@@ -32,18 +32,19 @@ class Accumulator(Part):
              multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
              wait_last(before, k), wait(before, k)           as above; `before`: those of a stage that is kept until then
              none()                                          in place of some that are kept
+    blocks   of 64 rows each that a warpgroup has one after the other, of such an operand: there are as many tuples then, in one
     """
 
     at_once = False
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> None:
         super().__init__()
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
         multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once and not words, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
-        left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
+        left_at, group_bytes, right_at = ring.first + left.at, blocks * left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
 
         @inline
@@ -61,12 +62,40 @@ class Accumulator(Part):
         self.sparse = places is not None
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
         if places:
-            self._read_places(places, operands, multiplied, ring)
+            self._read_places(places, operands, multiplied, ring, blocks)
+        if blocks > 1:
+            self._multiply_blocks(right.extent, left.group_bytes >> 4, places, ring)
 
-    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring) -> None:
+    def _multiply_blocks(self, columns: int, units: int, places: Places, ring: Ring) -> None:
+        """Take two blocks of a sparse left operand, `units` of 16 bytes apart."""
+        one, load, none, zero = self.multiply, self.load, self.none, self.zero
+        next_places = places.group_bytes
+
+        @inline
+        def zeros():
+            return zero(), zero()
+
+        @inline
+        def loads(operands, slot):
+            a, b, at = operands
+            return load(operands, slot), load((a, b, u32(at + next_places)), slot)
+
+        @inline
+        def multiply(acc, operands, slot, k, first, own):
+            a, b, at = operands
+            return one(acc[0], operands, slot, k, first, own[0]), one(acc[1], (u64(a + u64(units)), b, at), slot, k, first, own[1])
+
+        @inline
+        def nones():
+            return none(), none()
+
+        self.zero, self.load, self.multiply, self.none = zeros, loads, multiply, nones
+        self.wait_last, self.wait = (hw.wgmma_wait_kept_twice(pending, places.words) for pending in (2, 0))
+
+    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring, blocks: int) -> None:
         """Take the places of a sparse left operand from shared memory."""
         words = places.words
-        at, group_bytes, own_bytes = ring.first + places.at, places.group_bytes, 4 * words
+        at, group_bytes, own_bytes = ring.first + places.at, blocks * places.group_bytes, 4 * words
         load_words, stage_bytes, stage_units = hw.load_places(words), ring.stage_bytes, ring.stage_bytes >> 4
 
         @inline
@@ -106,8 +135,8 @@ class Promoted(Accumulator):
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
-        super().__init__(left, right, ring, places)
+    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> None:
+        super().__init__(left, right, ring, places, blocks)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
         self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
         if places:
@@ -124,9 +153,9 @@ class Promoted(Accumulator):
         self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:
-    """What holds the sums of two operands' product; `places`: of a left one that is sparse."""
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places)
+def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> Accumulator:
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse."""
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks)
 
 
 class BlocksAccumulator(Part):
