@@ -83,7 +83,8 @@ class Accumulator(Part):
         @inline
         def multiply(acc, operands, slot, k, first, own):
             a, b, at = operands
-            return one(acc[0], operands, slot, k, first, own[0]), one(acc[1], (u64(a + u64(units)), b, at), slot, k, first, own[1])
+            further = u64(a + u64(units)), b, at
+            return one(acc[0], operands, slot, k, first, own[0]), one(acc[1], further, slot, k, first, own[1])
 
         @inline
         def nones():

@@ -549,9 +549,7 @@ class Turned(Results):
     `turn` is the parity of its barrier's phase, where something is added.
     """
 
-    def __init__(
-        self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params, blocks: int = 1
-    ) -> None:
+    def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params, blocks: int = 1) -> None:
         added = staging.landed is not None
         maps = 1 + added
         line = staging.result * 64
