@@ -307,7 +307,12 @@ class Hopper(OneWay):
         halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
         tall = [{"bm": bm, "bn": bn, "split": 1, "swapped": True} for bn, every in TALL.items() for bm in every]
         whole_groups = ceil_div(problem.stored, ROWS) % 2 == 0  # places are there for so many rows of weights
-        halved += [c for c in tall if whole_groups and takes(c["bm"]) and room(c["bn"], c["bm"]) and c["bm"] <= problem.rows]
+        added = epilogue.loads_by_row(way, program)
+        halved += [
+            c
+            for c in tall
+            if whole_groups and not added and takes(c["bm"]) and room(c["bn"], c["bm"]) and c["bm"] <= problem.rows
+        ]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order

@@ -38,8 +38,11 @@ ROWS = 16
 PIECE = 8
 """Bytes that a lane reads at once."""
 
-MOST_WEIGHTS = 64
+MOST_WEIGHTS = 48
 """Registers for weights."""
+
+MOST_ACROSS = 4
+"""Times 4 · lanes columns: what an epilogue reads by column stays in registers, too."""
 
 PROMOTED = 4
 """Steps of K whose rough sums are made by themselves: see `Atom.rough`."""
@@ -74,7 +77,7 @@ class Shape:
     def resident(self, loads: int) -> int:
         """Blocks of a multiprocessor that have registers: for weights, rows of two turns, sums, what an epilogue loads, and what
         else a thread needs."""
-        registers = self.weights + 8 * self.groups * self.steps + 4 * self.tiles + (2 + loads) * self.lanes + 48
+        registers = self.weights + 8 * self.groups * self.steps + 4 * self.tiles + (2 + loads * self.across) * self.lanes + 48
         return next((n for n in (8, 6, 5, 4, 3) if registers <= 65536 // (THREADS * n)), 2)
 
 
@@ -86,7 +89,8 @@ def shape_of(problem: Problem, groups: int) -> Shape:
 
 
 class GemmThin(TextKernel):
-    """Gemm of many rows, a K of a few hundred bytes at most and few columns, from sm_80 on."""
+    """Gemm of many rows, a K of a few hundred bytes at most and few columns: fp16 from sm_75 on, bf16 and integers of 8 bits from
+    sm_80, floats of 8 bits from sm_89."""
 
     name = "gemm_thin"
     realises: type[Op] = Gemm
@@ -99,7 +103,7 @@ class GemmThin(TextKernel):
         if reason := unfit(problem, TYPES):
             return reason
         atom = warp_atom(arch, OPERANDS[problem.x.dtype], OPERANDS[problem.w.dtype])
-        if atom is None or (atom.m, atom.n) != (ROWS, 8) or arch.cc < (8, 0):
+        if atom is None or (atom.m, atom.n) != (ROWS, 8):
             return f"{arch.name} has no product of 16 rows and 32 bytes of {problem.x.dtype.value}"
         if not problem.linear:
             return "it gathers its rows from an image"
@@ -110,8 +114,8 @@ class GemmThin(TextKernel):
         if 0 in (problem.rows, problem.columns, problem.channels):
             return "an extent is 0"
         shape = shape_of(problem, 1)
-        if shape.weights > MOST_WEIGHTS:
-            return f"its K of {problem.channels} and {problem.stored} columns take {shape.weights} registers of {MOST_WEIGHTS}"
+        if shape.weights > MOST_WEIGHTS or shape.across > MOST_ACROSS:
+            return f"its K of {problem.channels} by {problem.stored} columns are more weights than a warp has registers for"
         if problem.rows >= 1 << 29 or problem.x.span * problem.x.dtype.size // PIECE >= 1 << 31:
             return f"{problem.x.name} has {problem.rows} rows; it counts 2**29 of them, and pieces of 8 bytes in 31 bits"
         return None
