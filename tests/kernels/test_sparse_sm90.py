@@ -66,8 +66,8 @@ S8, FP8 = (DType.U8, DType.I8, DType.F16), (DType.E4M3, DType.E4M3, DType.F16)
     ),
 )
 def test_compiled_code_computes(make, args, bm, bn):
-    """An odd number of stages, the last of them not full; taps whose channels fill none; results in several pieces; two blocks of a
-    warpgroup."""
+    """An odd number of stages, the last of them not full; taps whose channels fill none; results in several pieces; two blocks of
+    a warpgroup."""
     program = sparse(make, *args)
     check(kernel(program), program, config(bm, bn), arch=ARCH, run=on_two_blocks)
 
