@@ -36,6 +36,8 @@ class Accumulator(Part):
     """
 
     at_once = False
+    load: Any
+    none: Any
 
     def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> None:
         super().__init__()
@@ -63,10 +65,10 @@ class Accumulator(Part):
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
         if places:
             self._read_places(places, operands, multiplied, ring, blocks)
-        if blocks > 1:
-            self._multiply_blocks(right.extent, left.group_bytes >> 4, places, ring)
+            if blocks > 1:
+                self._multiply_blocks(left.group_bytes >> 4, places)
 
-    def _multiply_blocks(self, columns: int, units: int, places: Places, ring: Ring) -> None:
+    def _multiply_blocks(self, units: int, places: Places) -> None:
         """Take two blocks of a sparse left operand, `units` of 16 bytes apart."""
         one, load, none, zero = self.multiply, self.load, self.none, self.zero
         next_places = places.group_bytes
