@@ -46,7 +46,7 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TALL, TILES, Tile, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TALL, TILES, Tile, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -304,7 +304,7 @@ class Hopper(OneWay):
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] != 192]
         tall = [{"bm": bm, "bn": bn, "split": 1, "swapped": True} for bn, every in TALL.items() for bm in every]
         whole_groups = ceil_div(problem.stored, ROWS) % 2 == 0  # places are there for so many rows of weights
         added = epilogue.loads_by_row(way, program)

@@ -24,7 +24,7 @@ SWAPPED = {
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
 
-TALL = {256: (192, 200)}
+TALL = {256: (176, 192, 200)}
 """The same for 2:4 weights whose sums a thread has once: a warpgroup has two blocks of 64 columns. For each block wgmma reads the
 activations again, which takes shared memory as long as the products take Tensor Cores, so what else that has to do counts."""
 
@@ -110,7 +110,7 @@ class Tile:
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        own = 24 if self.consumers > 256 else 40
+        own = 24 if self.blocks > 1 else 40
         return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
     @property
@@ -170,13 +170,13 @@ class Tile:
         there have to be more, some 64."""
         if not self.sparse or self.added:
             return self.bm
-        several = (n for n in (64, *range(self.span, 64 + self.span, self.span)) if self.bm % n == n % self.span == 0)
+        several = (n for n in (64, *range(self.span, 105, self.span)) if self.bm % n == n % self.span == 0)
         return next((n for n in several if n >= 40), self.bm)
 
     @property
     def span(self) -> int:
         """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
-        most = 16 if self.blocks > 1 else 56  # they are taken into registers of which two blocks leave few
+        most = 8 if self.blocks > 1 else 56  # they are taken into registers of which two blocks leave few
         return max(n for n in range(8, most + 1, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
 
     @property
