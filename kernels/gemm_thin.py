@@ -130,9 +130,16 @@ class GemmThin(TextKernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
-        shape = shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
-        moving = traffic_us(op, program, arch)
-        return measured(arch).launch_us + 1.0 + moving + 0.001 * shape.groups
+        own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
+        loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
+        warps = arch.sms * shape.resident(loads) * WARPS
+        turns = ceil_div(ceil_div(problem.rows, ROWS * shape.groups), warps)
+        # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results
+        each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads) + 20)
+        issue = ceil_div(problem.rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
+        parts = traffic_us(op, program, arch), issue, turns * own.turn_us
+        longest = max(parts)
+        return measured(arch).launch_us + own.start_us + longest + own.exposed * (sum(parts) - longest)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)
