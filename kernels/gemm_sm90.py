@@ -40,12 +40,13 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
+from tccompile.ir.sparse import ROWS
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TILES, Tile, overlapping, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TALL, TILES, Tile, overlapping, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -74,7 +75,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     if t.split > 1:
         return results.Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
     if t.boxed and t.swapped:
-        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params)
+        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params, t.blocks)
     if t.boxed:
         return results.Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
     return results.Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
@@ -176,8 +177,8 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.overlaps, t.short)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks))
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short)
     producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size)
     results = _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
@@ -306,7 +307,15 @@ class Hopper(OneWay):
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]] and "overlaps" not in c]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] != 192 and "overlaps" not in c]
+        tall = [{"bm": bm, "bn": bn, "split": 1, "swapped": True} for bn, every in TALL.items() for bm in every]
+        whole_groups = ceil_div(problem.stored, ROWS) % 2 == 0  # places are there for so many rows of weights
+        added = epilogue.loads_by_row(way, program)
+        halved += [
+            c
+            for c in tall
+            if whole_groups and not added and takes(c["bm"]) and room(c["bn"], c["bm"]) and c["bm"] <= problem.rows
+        ]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order

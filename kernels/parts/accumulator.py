@@ -34,18 +34,23 @@ class Accumulator(Part):
              multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
              wait_last(before, k), wait(before, k)           as above; `before`: those of a stage that is kept until then
              none()                                          in place of some that are kept
+    blocks   of 64 rows each that a warpgroup has one after the other, of such an operand: there are as many tuples then, in one
     """
 
     at_once = False
+    load: Any
+    none: Any
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, short: int = 0) -> None:
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
         super().__init__()
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
         multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once and not words, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
-        left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
+        left_at, group_bytes, right_at = ring.first + left.at, blocks * left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
 
         @inline
@@ -73,12 +78,41 @@ class Accumulator(Part):
 
             self.multiply_short = multiply_short
         if places:
-            self._read_places(places, operands, multiplied, ring)
+            self._read_places(places, operands, multiplied, ring, blocks)
+            if blocks > 1:
+                self._multiply_blocks(left.group_bytes >> 4, places)
 
-    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring) -> None:
+    def _multiply_blocks(self, units: int, places: Places) -> None:
+        """Take two blocks of a sparse left operand, `units` of 16 bytes apart."""
+        one, load, none, zero = self.multiply, self.load, self.none, self.zero
+        next_places = places.group_bytes
+
+        @inline
+        def zeros():
+            return zero(), zero()
+
+        @inline
+        def loads(operands, slot):
+            a, b, at = operands
+            return load(operands, slot), load((a, b, u32(at + next_places)), slot)
+
+        @inline
+        def multiply(acc, operands, slot, k, first, own):
+            a, b, at = operands
+            further = u64(a + u64(units)), b, at
+            return one(acc[0], operands, slot, k, first, own[0]), one(acc[1], further, slot, k, first, own[1])
+
+        @inline
+        def nones():
+            return none(), none()
+
+        self.zero, self.load, self.multiply, self.none = zeros, loads, multiply, nones
+        self.wait_last, self.wait = (hw.wgmma_wait_kept_twice(pending, places.words) for pending in (2, 0))
+
+    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring, blocks: int) -> None:
         """Take the places of a sparse left operand from shared memory."""
         words = places.words
-        at, group_bytes, own_bytes = ring.first + places.at, places.group_bytes, 4 * words
+        at, group_bytes, own_bytes = ring.first + places.at, blocks * places.group_bytes, 4 * words
         load_words, stage_bytes, stage_units = hw.load_places(words), ring.stage_bytes, ring.stage_bytes >> 4
 
         @inline
@@ -118,8 +152,10 @@ class Promoted(Accumulator):
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, short: int = 0) -> None:
-        super().__init__(left, right, ring, places, short)
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
+        super().__init__(left, right, ring, places, blocks, short)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
         self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
         if places:
@@ -158,13 +194,19 @@ class Overlapped(Accumulator):
 
 
 def accumulator(
-    left: Operand, right: Operand, ring: Ring, places: Places | None = None, overlaps: bool = False, short: int = 0
+    left: Operand,
+    right: Operand,
+    ring: Ring,
+    places: Places | None = None,
+    blocks: int = 1,
+    overlaps: bool = False,
+    short: int = 0,
 ) -> Accumulator:
-    """What holds the sums of two operands' product; `places`: of a left one that is sparse; `overlaps`: whether rough ones are
-    `Overlapped`; `short`: bytes of K that count in the first stage, if not all."""
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `overlaps`: whether rough
+    sums are `Overlapped`; `short`: bytes of K that count in the first stage, if not all."""
     if overlaps:
         return Overlapped(left, right, ring, short)
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, short)
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks, short)
 
 
 class BlocksAccumulator(Part):

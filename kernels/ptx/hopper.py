@@ -402,6 +402,23 @@ def wgmma_wait_kept(pending: int, words: int) -> Any:
 
 
 @cache
+def wgmma_wait_kept_twice(pending: int, words: int) -> Any:
+    """The same with the places of two products."""
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *_kept([f"${i}" for i in range(2 * words)], f"${2 * words}")]
+    wait = instruction(f"{{ {' '.join(lines)} }}", void, *[u32] * (2 * words), i32)
+
+    @inline
+    def wait_one(places, number):
+        wait(places[0][0], places[1][0], number)
+
+    @inline
+    def wait_two(places, number):
+        wait(places[0][0], places[0][1], places[1][0], places[1][1], number)
+
+    return wait_one if words == 1 else wait_two
+
+
+@cache
 def load_places(words: int) -> Any:
     """The device function address → a tuple of so many words, 1 or 2, that lie there in shared memory."""
     if words == 1:

@@ -18,6 +18,7 @@ from tccompile.kernels.rates.rate import (
     GemmMma,
     GemmSimt,
     GemmSm90,
+    GemmThin,
     Gemv,
     GemvPacked,
     Mlp,
@@ -44,6 +45,7 @@ DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers 
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
+THIN = "by count of instructions and of loads under way"
 GEMV = "products with few rows, many of them short, on an H200"
 DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
@@ -136,6 +138,12 @@ H200 = Rates(
         start_us=Rate(1.6, "µs", DEPTHWISE_SM90, "2026-11-25"),
         first=Rate(0.3, "of the time", DEPTHWISE_SM90, "2026-11-25"),
         refill_us=Rate(0.6, "µs", DEPTHWISE_SM90, "2026-11-25"),
+    ),
+    gemm_thin=GemmThin(
+        start_us=Rate(0.8, "µs", THIN, "2026-11-26"),
+        turn_us=Rate(0.9, "µs", THIN, "2026-11-26"),
+        issue=Rate(2.4, "instructions", THIN, "2026-11-26"),
+        exposed=Rate(0.3, "of the time", THIN, "2026-11-26"),
     ),
     gemv=Gemv(
         latency_us=Rate(0.9, "µs", GEMV, "2026-11-21"),

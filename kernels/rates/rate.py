@@ -258,6 +258,20 @@ class GemvPacked:
 
 
 @dataclass(frozen=True)
+class GemmThin:
+    """What `gemm_thin.py` asks of a GPU."""
+
+    start_us: Rate
+    """More than a launch: weights that come before rows are asked for."""
+    turn_us: Rate
+    """Of a warp's loop at least: what is asked for comes in it."""
+    issue: Rate
+    """Instructions of a multiprocessor in a cycle."""
+    exposed: Rate
+    """What is not hidden of the shorter ones."""
+
+
+@dataclass(frozen=True)
 class GemmMma:
     """What `gemm_mma.py` asks of a GPU."""
 
@@ -744,6 +758,7 @@ class Rates:
     depthwise: Depthwise
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
+    gemm_thin: GemmThin
     gemv: Gemv
     gemv_packed: GemvPacked
     gemm_mma: GemmMma

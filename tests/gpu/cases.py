@@ -1091,6 +1091,8 @@ CASES: Cases = {
     "sparse_conv_whole": _sparse(conv, (2, 64, 13, 11), 72, (3, 3), 1, None, 1, 1, "bias relu"),
     "sparse_s8_conv_whole": _sparse(of_8_bits, (1, 128, 13, 11), 72, (3, 3), (DType.U8, DType.I8, DType.I8)),
     "sparse_s8_conv": _sparse(of_8_bits, (2, 144, 15, 14), 96, (3, 3), (DType.I8, DType.I8, F16)),
+    "sparse_gemm_blocks": _sparse(gemm, (1000, 196), 250, ep="bias relu"),
+    "sparse_s8_gemm_blocks": _sparse(of_8_bits, (1000, 390), 250, kinds=(DType.U8, DType.I8, F16)),
     "sparse_fp8_gemm": _sparse(of_float8, (300, 700), 198),
     "sparse_fp8_conv": _sparse(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16)),
     # integers of 8 bits, whose sums are int32
@@ -1130,6 +1132,9 @@ CASES: Cases = {
     "fp8_conv_few_outputs": _case(of_float8, (2, 136, 21, 18), 3, (5, 3), (DType.E4M3, DType.E5M2, F32)),
     "fp8_conv_output_of_3": _case(of_float8, (2, 64, 37, 51), 3, (3, 3), (DType.E4M3, DType.E4M3, F32), to="output"),
     "fp8_conv_1x1_residual": _case(of_float8, (3, 64, 14, 14), 256, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3),
+    "fp8_gemm_thin": _case(of_float8, (1000, 144), 24, (), (DType.E4M3, DType.E5M2, F16)),
+    "fp8_gemm_thin_wide": _case(of_float8, (300, 16), 96, (), (DType.E4M3,) * 3, fn="relu"),
+    "fp8_gemm_thin_long": _case(of_float8, (70000, 32), 3),
     "fp8_conv_1x1_stride": _case(of_float8, (2, 256, 14, 14), 128, (1, 1), (DType.E4M3, DType.E4M3, F32), stride=2),
     "fp8_conv_groups": _case(of_float8, (1, 64, 9, 10), 48, (3, 3), (DType.E4M3, DType.E4M3, DType.E4M3), groups=2),
     "fp8_conv_narrow_groups": _case(of_float8, (1, 18, 9, 10), 27, (3, 3), groups=3),
