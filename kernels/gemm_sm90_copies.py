@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div
 from tccompile.ir.forms import Sparse
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
@@ -222,8 +222,8 @@ def _ending_with_k(how: Copies, problem: Problem) -> Copies:
     if how.size > 1 or how.k_major != (True, True) or not isinstance(depth, int):
         return how
     a, b = (replace(m, extents=(depth, *m.extents[1:])) for m in (how.a, how.b))
-    short = round_up(depth % how.whole, STEP) if how.chunk == how.whole < depth else 0
-    return replace(how, a=a, b=b, short=short % how.whole)
+    rows = depth % STEP == 0 and how.chunk == how.whole < depth  # others are as slow wherever they begin
+    return replace(how, a=a, b=b, short=depth % how.whole if rows else 0)
 
 
 def _by_im2col(problem: Problem, b: TiledMap, filled: int = 0) -> Copies | str:

@@ -10,6 +10,7 @@ from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
+from tccompile.kernels.parts.operands import STEP
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
@@ -64,6 +65,8 @@ def time_us(
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
+    if how.size == 1 and how.im2col and how.chunk <= STEP:
+        copying *= own.narrow_gathering
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
@@ -78,8 +81,8 @@ def time_us(
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
-    if t.atom.rough and not t.overlaps:  # what a warpgroup adds up waits for its products, unless others multiply meanwhile
-        step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
+    if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
+        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
     beyond = not how.im2col and how.k_major == (True, True) and rest > 0

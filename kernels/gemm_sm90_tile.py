@@ -39,14 +39,15 @@ PIECES = 3
 MOST_SUMS = {64: 192, 128: 200, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
 
-MOST_OVERLAPPING = {64: 112, 128: 64}
-"""The same where each thread has them three times: see `parts.accumulator.Overlapped`."""
+MOST_OVERLAPPING = 112
+"""The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
+multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
 
 
 def overlapping(config: Mapping[str, Any]) -> bool:
-    """Whether registers hold the sums of a tile three times; blocks of a cluster share one, and so have little to multiply."""
+    """Whether a tile's sums may overlap; blocks of a cluster share one, and so have little to multiply."""
     rows, columns = (config["bn"], config["bm"]) if config.get("swapped") else (config["bm"], config["bn"])
-    return config["split"] == 1 and columns <= MOST_OVERLAPPING.get(rows, 0)
+    return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
 
 
 def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
