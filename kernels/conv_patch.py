@@ -259,7 +259,7 @@ class ConvPatch(TextKernel):
         moving = traffic_us(op, program, arch)
         # What large blocks load, multiply and store one after the other overlaps less with what others do.
         apart = own.apart * moving if patch.warps > 4 else 0.0
-        apart -= own.of_8_bits_us if patch.kinds != HALVES else 0.0
+        apart -= own.of_8_bits_us if patch.kinds != HALVES and patch.depth > patch.quads else 0.0
         return measured(arch).launch_us + max(computing, moving) + own.exposed_moving * min(computing, moving) + apart
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

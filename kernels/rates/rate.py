@@ -128,7 +128,7 @@ class ConvPatch:
     exposed_moving: Rate
     """What is not hidden of the shorter of computing and moving."""
     of_8_bits_us: Rate
-    """Less, where operands are of 8 bits."""
+    """Less, where operands are of 8 bits and the filter has several taps."""
 
 
 @dataclass(frozen=True)
