@@ -393,7 +393,7 @@ def test_machine_code_has_no_spills(case, swapped, bm, bn, split, steps, most):
 
 SHORT = {
     "64 of 192": (192, 64, {"bm": 32, "bn": 64, "swapped": True}),
-    "32 for 16 of 528": (528, 32, {"bm": 64, "bn": 16}),
+    "none of 528": (528, 0, {"bm": 64, "bn": 16}),
     "32 for 22 of 150": (150, 32, {"bm": 64, "bn": 64}),
     "96 of 352": (352, 96, {"bm": 32, "bn": 64, "swapped": True}),
     "none of 240": (240, 0, {"bm": 64, "bn": 32}),
@@ -401,10 +401,11 @@ SHORT = {
     "none of 96": (96, 0, {"bm": 64, "bn": 32}),
     "none of a cluster's": (352, 0, {"bm": 64, "bn": 32, "split": 2}),
 }
-"""Channels, and how many bytes of them the first stage counts, so that others end with them."""
+"""Channels, and how many bytes of them the first stage counts, so that others end with them: none where rows begin within sectors
+of 32 bytes, or where boxes end with them anyway."""
 
 
-@pytest.mark.parametrize("case", usually(SHORT, "32 for 16 of 528", "96 of 352"))
+@pytest.mark.parametrize("case", usually(SHORT, "32 for 22 of 150", "96 of 352"))
 def test_a_short_first_stage(case: str) -> None:
     channels, short, how = SHORT[case]
     program = of_8_bits(case, (1, channels, 9, 8), 48, (1, 1), (DType.U8, DType.I8, DType.U8), residual=DType.U8)
