@@ -116,6 +116,8 @@ class GemmThin(TextKernel):
         shape = shape_of(problem, 1)
         if shape.weights > MOST_WEIGHTS or shape.across > MOST_ACROSS:
             return f"its K of {problem.channels} by {problem.stored} columns are more weights than a warp has registers for"
+        if epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.y.mode != "vector":
+            return f"{shape.lanes} columns of {problem.y.name} are not stored at once where they are neighbours in memory"
         if problem.rows >= 1 << 29 or problem.x.span * problem.x.dtype.size // PIECE >= 1 << 31:
             return f"{problem.x.name} has {problem.rows} rows; it counts 2**29 of them, and pieces of 8 bytes in 31 bits"
         return None

@@ -692,7 +692,8 @@ def _finish_in_pieces(
 
 
 def _one_by_one(steps: Sequence[Any]) -> Any:
-    """The device function that calls all of these of (acc, read, at, c, e), without a loop: which sums each takes is known then."""
+    """The device function that calls all of these of (acc, read, at, c, e), without a loop, so that it is known which sums each
+    takes."""
     if len(steps) == 1:
         return steps[0]
     first, rest = steps[0], _one_by_one(steps[1:])
