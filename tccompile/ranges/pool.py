@@ -1,7 +1,7 @@
 """The codes that a range is run with: few, since each has to be compiled, and enough, since sizes ask for different tiles.
 
 From the codes that the best candidates use at some sizes, one after the other is taken, always the one that makes inferences
-faster by most; then those are left out again without which no inference is too slow. One pool serves all parts of a range, so
+faster by most; then those are left out again without which inferences are not too slow. One pool serves all parts of a range, so
 that a batch of one has no codes of its own where those of others are as good.
 
 At other sizes than these only the pool's candidates are looked at: their times are estimated, and those of no others.
@@ -9,44 +9,64 @@ At other sizes than these only the pool's candidates are looked at: their times 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import NamedTuple
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Point, corners, ladder
-from tccompile.schedule.choose import Candidate, candidates, seen
+from tccompile.ranges.box import Point, between, corners, ladder
+from tccompile.ranges.launches import HELD_IN_ALL, Key, Launches, key_of
+from tccompile.schedule.choose import Candidate, Group, Whole, candidates, compatible, gained, groups, seen, uncopied
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT, LESS = 0.025, 0.01
-"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share; the second where
-that takes FEW codes at most."""
 
-FEW = 32
+class Left(NamedTuple):
+    """What inferences may be slower than with all codes, by estimates, as shares: at the size where that is most, and in the mean
+    of those that are looked at."""
+
+    most: float
+    mean: float
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        return max(losses) <= self.most and fmean(losses) <= self.mean
+
+
+LESS, LEFT = Left(0.03, 0.012), Left(0.04, 0.02)
+"""The first where that takes FEW codes at most."""
+
+FEW = 40
 """Codes that are taken for what they gain alone: more of them take long to compile."""
+
+MORE = 24
+"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
 
+GROWS, LEAST = 0.27, 64 << 10
+"""How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
+
+CODE, STEP, PARTS = 7000, 170, 0.25
+"""Bytes in a plan, compressed: of a code, and of a step in one part; and of what it becomes larger, what parts take."""
+
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
+
+WITHOUT = 1.5
+"""How many times as long as the worst candidate it is taken to be that the pool has none; of several ops, as one by one."""
 
 ALIGNED = 8
 """Elements of which kernels read rows at once, where rows are multiples of that."""
 
 Codes = frozenset[Code]
-
-Key = tuple[str, str]
-"""A kernel and its config, as text."""
-
-
-def key_of(c: Candidate) -> Key:
-    """What tells candidates apart."""
-    return c.kernel.name, repr(sorted(c.config.items()))
 
 
 @dataclass(frozen=True)
@@ -75,15 +95,28 @@ class Known:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
     ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
-    within: dict[tuple[str, int, int], list[Candidate]] = field(default_factory=dict)
+    within: dict[tuple[str, int, Hashable, int], list[Candidate]] = field(default_factory=dict)
+    looked: dict[tuple[str, int, Point], list[Coded]] = field(default_factory=dict)
+    together: dict[tuple[str, int, Point], list[tuple[Group, Sequence[Codes]]]] = field(default_factory=dict)
     pools: dict[tuple[str, int, int], Pool] = field(default_factory=dict)
+    whole: dict[tuple[str, int], Launches] = field(default_factory=dict)
+    plain: dict[tuple[str, Hashable, Key], Codes | None] = field(default_factory=dict)
+
+    def launches(self, pattern: Pattern, arch: Arch) -> Launches:
+        """The launches for all sizes of a pattern."""
+        key = arch.name, id(pattern)
+        if key not in self.whole:
+            self.whole[key] = Launches(pattern, pattern.box, arch, HELD_IN_ALL)
+        return self.whole[key]
 
     def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
-        """The ops of a pattern's program at a point."""
+        """The ops of a pattern's program at a point, and then those that may read an input in place of its copy, as they are if
+        they do."""
         if (found := self.at.get((id(pattern), point))) is None:
             program = pattern.at(point)
-            numbers = [self.numbers.setdefault(seen(op, program), len(self.numbers)) for op in program.ops]
-            found = [Asked(number, op, program) for number, op in zip(numbers, program.ops, strict=True)]
+            ops = *program.ops, *(conv for _, conv in uncopied(program).values())
+            numbers = [self.numbers.setdefault(seen(op, program), len(self.numbers)) for op in ops]
+            found = [Asked(number, op, program) for number, op in zip(numbers, ops, strict=True)]
             self.at[id(pattern), point] = found
         return found
 
@@ -102,24 +135,77 @@ class Known:
         return [c for c, codes in self.coded(asked, arch) if not (codes or frozenset()).intersection(refused)]
 
     def pooled(self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]) -> list[list[Candidate]]:
-        """For each op of a pattern at a point the candidates whose codes are in the pool, the cheapest first."""
+        """For each of `ops` at a point the candidates whose codes are in the pool, the cheapest first."""
         pool, out = self.pool(pattern, arch, refused), []
-        for asked, tried in zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True):
-            key = arch.name, asked.number, len(refused)
+        kinds = self.launches(pattern, arch).kinds
+        for i, (asked, tried) in enumerate(zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True)):
+            key = arch.name, asked.number, kinds[i], len(refused)
             if key not in self.within:
-                found = self.ranked.get((arch.name, asked.number)) or self._tried(asked, tried, arch)
-                self.within[key] = [c for c, codes in found if codes is not None and codes <= pool.codes]
+                found = self._also(asked, self.ranked.get((arch.name, asked.number), []), tried, arch)
+                own = [(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found]
+                self.within[key] = [c for c, codes in own if codes is not None and codes <= pool.codes]
             out.append(self.within[key])
         return out
 
-    def _tried(self, asked: Asked, tried: Sequence[Candidate], arch: Arch) -> Coded:
-        """Candidates of other sizes, as they are for this op."""
-        op, program = asked.op, asked.program
+    def _looked_at(self, pattern: Pattern, point: Point, arch: Arch) -> list[Coded]:
+        """For each of `ops` at a point by which the codes are chosen its candidates, also those that share out work as is best at
+        another such point."""
+        key = arch.name, id(pattern), point
+        if key not in self.looked:
+            others = [[self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in looked_at(pattern)]
+            self.looked[key] = []
+            for i, asked in enumerate(self.ops(pattern, point)):
+                plain = {key_of(c): c for own in others for c, codes in own[i] if codes and not c.kernel.tensor_cores}
+                found = self._also(asked, self.coded(asked, arch), list(plain.values()), arch)
+                self.looked[key].append([(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found])
+        return self.looked[key]
+
+    def _everywhere(self, pattern: Pattern, i: int, c: Candidate, codes: Codes | None, arch: Arch) -> Codes | None:
+        """The codes of a candidate for one of `ops`. Those of Tensor Cores are the same at all sizes. Of others it may be that
+        one serves some sizes and another one all: they are what the range is run with."""
+        if c.kernel.tensor_cores or codes is None:
+            return codes
+        launches = self.launches(pattern, arch)
+        key = arch.name, launches.kinds[i], key_of(c)
+        if key not in self.plain:
+            try:
+                self.plain[key] = frozenset(launch.code for launch in launches.of_asked(i, c.kernel, c.config).launches)
+            except UndecidedError:
+                self.plain[key] = None
+        return self.plain[key] or codes
+
+    def groups(self, pattern: Pattern, point: Point, arch: Arch) -> list[tuple[Group, Sequence[Codes]]]:
+        """What one launch may compute of a pattern's program at a point, and the codes of each way."""
+        key = arch.name, id(pattern), point
+        if key not in self.together:
+            program = pattern.at(point)
+            self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
+        return self.together[key]
+
+    def joint(
+        self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]
+    ) -> dict[tuple[int, tuple[int, ...]], list[Whole]]:
+        """What one launch may compute at a point, with codes of the pool: by the op in whose step it is, and all of them."""
+        pool, program = self.pool(pattern, arch, refused), pattern.at(point)
+        found: dict[tuple[int, tuple[int, ...]], list[Whole]] = {}
+        for group in pool.joint[id(pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, arch) is None and config in kernel.configs(ops, program, arch):
+                    whole = Whole(kernel.cost(ops, program, config, arch), kernel, config)
+                    found.setdefault((group.place, group.members), []).append(whole)
+        return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
+
+    def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
+        """Candidates that are known of an op, and those of other sizes as they are for it."""
+        op, program, known = asked.op, asked.program, {key_of(c) for c, _ in found}
+        tried = [c for c in tried if key_of(c) not in known]
         takes = [c for c in tried if c.kernel.supports(op, program, arch) is None and c.kernel.takes(op, program, c.config, arch)]
         costs = sorted(
             (Candidate(c.kernel.cost(op, program, c.config, arch), c.kernel, c.config) for c in takes), key=lambda c: c.cost
         )
-        return [(c, _codes(c, asked, arch)) for c in _timed(costs, self.timings.of(op, program, arch))]
+        more = [(c, _codes(c, asked, arch)) for c in _timed(costs, self.timings.of(op, program, arch))]
+        return sorted([*found, *more], key=lambda own: own[0].cost) if more else found
 
     def pool(self, pattern: Pattern, arch: Arch, refused: Collection[Code]) -> Pool:
         """The codes for all sizes of the range that a pattern is a part of, without those refused."""
@@ -128,44 +214,84 @@ class Known:
         if key not in self.pools:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
-            codes = _codes_for(points, _most(cases.values()))
-            self.pools[key] = Pool(codes, _by_use(points, codes), {id(p): self._fitting(p, arch, codes) for p in patterns})
+            most, parts = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
+            codes = _codes_for(points, most)
+            fitting = {id(p): self._fitting(p, arch, codes) for p in patterns}
+            joint = {id(p): self._joint(p, arch, codes) for p in patterns}
+            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, joint, parts)
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
-        """For each op of a pattern the candidates whose codes are in the pool at one of the sizes that were looked at."""
-        found: list[dict[Key, Candidate]] = [{} for _ in pattern.tree.ops]
+        """For each of `ops` the candidates whose codes are in the pool at one of the sizes that were looked at."""
+        found: list[dict[Key, Candidate]] = [{} for _ in self.ops(pattern, looked_at(pattern)[0])]
         for point in looked_at(pattern):
-            for own, asked in zip(found, self.ops(pattern, point), strict=True):
-                for c, codes in self.coded(asked, arch):
+            for own, there in zip(found, self._looked_at(pattern, point, arch), strict=True):
+                for c, codes in there:
                     if codes is not None and codes <= pool:
                         own.setdefault(key_of(c), c)
         return [list(own.values()) for own in found]
 
+    def _joint(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[Group]:
+        """What one launch with codes of the pool may compute at one of the sizes that were looked at, by kernels and configs."""
+        found: dict[tuple[tuple[int, ...], Key], tuple[int, Whole]] = {}
+        for point in looked_at(pattern):
+            for group, codes in self.groups(pattern, point, arch):
+                ways = [way for way, own in zip(group.ways, codes, strict=True) if own <= pool]
+                found |= {(group.members, key_of(way)): (group.place, way) for way in ways}
+        members = dict.fromkeys(members for members, _ in found)
+        of = {own: [pair for (others, _), pair in found.items() if others == own] for own in members}
+        return [Group(pairs[0][0], own, [way for _, way in pairs]) for own, pairs in of.items()]
+
     def _cases(self, pattern: Pattern, arch: Arch, point: Point, refused: Codes) -> list[Case]:
-        """The cases of a point, each for all ops that are alike."""
-        counts = Counter(asked.number for asked in self.ops(pattern, point))
-        ranked = {asked.number: self.coded(asked, arch) for asked in self.ops(pattern, point)}
-        whole = sum(ranked[number][0][0].cost * count for number, count in counts.items()) or 1.0
-        return [
-            Case(count / whole, [(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused])
-            for number, count in counts.items()
+        """The cases of a point, each for all ops that are alike, or for several that are computed by one launch."""
+        asked, program = self.ops(pattern, point), pattern.at(point)
+        there = self._looked_at(pattern, point, arch)
+        costs = [[(c.cost, codes) for c, codes in own if codes is not None and not codes & refused] for own in there]
+        least = [own[0][0] if own else math.inf for own in costs]
+        several: list[tuple[tuple[int, ...], list[tuple[float, Codes]]]] = [
+            (group.members, [(way.cost, own) for way, own in zip(group.ways, codes, strict=True) if not own & refused])
+            for group, codes in self.groups(pattern, point, arch)
         ]
+        several = [(members, ways) for members, ways in several if ways]
+        gains = [(gained(ways[0][0], sum(least[k] for k in members)), members) for members, ways in several]
+        for both, ways in zip(direct(program), costs[len(program.ops) :], strict=True):
+            several.append((both, ways))
+            gains.append((sum(least[k] for k in both) - ways[0][0] if ways else 0.0, both))
+        counts = Counter(a.number for a in asked[: len(program.ops)])
+        by_number = {a.number: own for a, own in zip(asked, costs, strict=True)}
+        cases = list[Case]()
+        for i in compatible(gains):
+            members, ways = several[i]
+            counts -= Counter(asked[k].number for k in members)
+            cases.append(Case(1.0, ways, WITHOUT * sum(least[k] for k in members)))
+        cases += [Case(count, by_number[k], WITHOUT * by_number[k][-1][0]) for k, count in counts.items()]
+        whole = sum(case.costs[0][0] * case.share for case in cases) or 1.0
+        return [replace(case, share=case.share / whole) for case in cases]
+
+
+def direct(program: Program) -> list[tuple[int, int]]:
+    """A copy and what may read an input in place of it, by number, for each of the last of `Known.ops`."""
+    return [(copy, i) for i, (copy, _) in uncopied(program).items()]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The codes of a range, also in the order of how much they are used, and for each op of its patterns, by their identity, the
-    candidates that have such somewhere."""
+    """The codes of a range, also in the order of how much they are used; and for its patterns, by their identity, the candidates
+    of each of `Known.ops` that have such somewhere, and what one launch may compute with such.
+
+    parts  that a plan has room for
+    """
 
     codes: Codes
     by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
+    joint: Mapping[int, Sequence[Group]]
+    parts: int
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
     """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
-    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box), *between(pattern.box, MORE))))
     odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
     covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
     return found if covered else [*found, odd]
@@ -173,6 +299,11 @@ def looked_at(pattern: Pattern) -> list[Point]:
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
     return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
+
+
+def _codes_of(way: Whole, group: Group, program: Program, arch: Arch) -> Codes:
+    ops = [program.ops[k] for k in group.members]
+    return frozenset(launch.code for launch in way.kernel.work(ops, program, way.config, arch).launches)
 
 
 def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
@@ -191,21 +322,28 @@ def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Case:
-    """Ops that are alike at a point: the share of an inference there that one microsecond of each is, and what candidates cost,
-    the cheapest first, and are made of."""
+    """Ops that are alike at a point, or several that one launch computes: the share of an inference there that one microsecond of
+    each is; what candidates cost, the cheapest first, and are made of; and what is taken for the cost without any."""
 
     share: float
     costs: list[tuple[float, Codes]]
+    without: float
 
     def cost(self, pool: Codes) -> float:
-        """What the best candidate takes whose codes are in the pool; half as much again as the worst, if there is none."""
-        return next((cost for cost, codes in self.costs if codes <= pool), 1.5 * self.costs[-1][0])
+        """What the best candidate takes whose codes are in the pool."""
+        return next((cost for cost, codes in self.costs if codes <= pool), self.without)
 
 
-def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
-    """How many codes are taken at most, which grows with those that the sizes in the middle of each pattern would take."""
-    alone = [frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1]) for points in patterns]
-    return int(TIMES * max(map(len, alone)))
+def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]) -> tuple[int, int]:
+    """How many codes are taken at most, and parts of a range. Codes grow with those that the sizes in the middle of each pattern
+    would take; a plan whose weights are few becomes too large by what a large one has room for."""
+    alone = [len(frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1])) for points in cases]
+    number = max(range(len(alone)), key=lambda i: alone[i])
+    program = programs[number]
+    weights = sum(program.tensors[name].nbytes for name in program.constants)
+    room = max(LEAST, GROWS * (weights + CODE * alone[number]))
+    parts = max(1, int(PARTS * room / (STEP * len(program.ops))))
+    return min(int(TIMES * alone[number]), alone[number] + int((1 - PARTS) * room / CODE)), parts
 
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
@@ -214,14 +352,14 @@ def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     return few if len(few) <= FEW else _pool(points, most, LEFT)
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
-    """Codes with which no inference is slower than with all of them by more than the share that may be left."""
+def _pool(points: Sequence[Sequence[Case]], most: int, left: Left) -> Codes:
+    """Codes with which inferences are not slower than with all of them by more than may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
     while len(pool) < most:
         costs = [[case.cost(pool) for case in of_point] for of_point in points]
         losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if max(losses) <= left:
+        if left.holds(losses):
             break
         gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
         for of_point, own, loss in zip(points, costs, losses, strict=True):
@@ -229,10 +367,10 @@ def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
                 for other, codes in case.costs:
                     if other >= cost:
                         break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left)
+                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left.mean)
         if not gains:
             break
-        best: Codes = max(gains, key=lambda codes: gains[codes])
+        best: Codes = max(gains, key=lambda codes: gains[codes] / max(len(codes - pool), 1))
         taken.append(best)
         pool |= best
     return _without_needless(points, taken, left)
@@ -248,14 +386,19 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
     return sorted(used, key=lambda code: -used[code])
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:
-    """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
-    left = list(taken)
-    for codes in taken:
-        others = frozenset(code for other in left if other is not codes for code in other)
-        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= most for of_point in points):
-            left = [other for other in left if other is not codes]
-    return frozenset(code for codes in left for code in codes)
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], left: Left) -> Codes:
+    """What is taken, but for what inferences are not too slow without: one after the other, that which they lose least by."""
+    kept = list(dict.fromkeys(taken))
+    while True:
+        best: tuple[float, Codes] | None = None
+        for codes in kept:
+            others = frozenset(code for other in kept if other is not codes for code in other)
+            losses = [_loss(of_point, [case.cost(others) for case in of_point]) for of_point in points]
+            if left.holds(losses) and (best is None or fmean(losses) < best[0]):
+                best = fmean(losses), codes
+        if best is None:
+            return frozenset(code for codes in kept for code in codes)
+        kept.remove(best[1])
 
 
 def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:
