@@ -264,13 +264,15 @@ class GemmThin:
     """What `gemm_thin.py` asks of a GPU."""
 
     start_us: Rate
-    """More than a launch: weights that come before rows are asked for."""
-    turn_us: Rate
-    """Of a warp's loop at least: what is asked for comes in it."""
+    """From the launch before, with weights that come before rows are asked for."""
+    moving: Rate
+    """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
     """Instructions of a multiprocessor in a cycle."""
-    exposed: Rate
-    """What is not hidden of the shorter ones."""
+    turn_us: Rate
+    """More for each turn of a warp's loop."""
+    first_us: Rate
+    """More for 16 rows of a warp's first turn, which nothing hides, over its turns."""
 
 
 @dataclass(frozen=True)
