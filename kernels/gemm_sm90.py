@@ -88,7 +88,7 @@ def _produce(producer: Any, constant: bool) -> Any:
     """
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, writer = tile_order.placing(), producer.ring.writer
+    place, writer = tile_order.placing(producer.ring.blocks), producer.ring.writer
 
     @inline
     def produce(maps, buffers, order, geometry, share, tiles):
@@ -113,7 +113,7 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
+    place, bn, in_teams, warps = tile_order.placing(t.cluster), t.bn, t.teams > 1, t.consumers // 32 // t.teams
     sum_up, staged = sums.summing(ring, product, results, t.added), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
@@ -176,11 +176,12 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64, blocks=t.cluster)
     product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
-    consumers, split, exchange = t.consumers, t.split, t.exchange
+    consumers, split, exchange, together = t.consumers, t.split, t.exchange, t.split * t.cluster
+    in_pairs = t.cluster > 1
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
@@ -200,9 +201,13 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             prefetch(map_b)
-        cuda.syncthreads()
+        if in_pairs:  # the others' copies come to barriers here
+            hw.cluster_arrive()
+            hw.cluster_wait()
+        else:
+            cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
-        rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
+        rank, tiles = i32(block % split), (i32(block // together), i32(blocks // together))
         share = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
         if warp >= consumers // 32:
             if exchange:
@@ -214,17 +219,23 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
                 hw.cluster_arrive()
                 hw.cluster_wait()
                 hw.cluster_arrive()
+            if in_pairs:
+                cuda.syncwarp()
+                hw.cluster_arrive()
         else:
             if exchange:
                 grow()
             consume((base, warp, lane, tid, rank), buffers, rows, order, share, tiles, e)
-        if split > 1:  # a block's shared memory lives until all have read it
+            if in_pairs:
+                cuda.syncwarp()
+                hw.cluster_arrive()
+        if together > 1:  # a block's shared memory lives until all have read it, and its barriers until all have arrived at them
             hw.cluster_wait()
 
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, blocks, cluster=split)
+    return Function(flat, signature, t.threads, blocks, cluster=together)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -383,10 +394,10 @@ class Hopper(OneWay):
             boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
-        tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
+        tiles_m, tiles_n = ceil_div(ceil_div(problem.rows, t.bm), t.cluster), ceil_div(problem.stored, t.bn)
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
-        grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
+        grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch) // t.cluster) * t.cluster
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
             code=code(
@@ -406,6 +417,7 @@ class Hopper(OneWay):
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
                 **({"eights": True} if t.eights else {}),
+                **({"cluster": t.cluster} if t.cluster > 1 else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -419,7 +431,13 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
+        t = Tile(
+            **chosen,
+            added=added,
+            teams=params.get("teams", 1),
+            eights=params.get("eights", False),
+            cluster=params.get("cluster", 1),
+        )
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)

@@ -72,6 +72,7 @@ class Tile:
     sparse: bool = False
     teams: int = 1
     eights: bool = False
+    cluster: int = 1
 
     @property
     def atom(self) -> Atom:
@@ -227,7 +228,8 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    return _fitting(Tile(*shape, boxed, added, kinds, result, *more), arch.smem_block)
+    most = Tile(*shape, boxed, added, kinds, result, *more, cluster=config.get("cluster", 1))
+    return _fitting(most, arch.smem_block)
 
 
 @cache
