@@ -312,9 +312,11 @@ class Hopper(OneWay):
         ]
         if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
+        if how.size == 1:
+            candidates += [{**c, "cluster": 2} for c in candidates if c["split"] == 1]
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
+        halved = [c for c in candidates if c.get("swapped") and not c.get("cluster") and c["bm"] not in LARGE[c["bn"]]]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
@@ -335,6 +337,10 @@ class Hopper(OneWay):
         def takes(config: Config) -> bool:
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
+            if config.get("cluster"):  # parts of the columns come in groups of 32, and there is a tile for each block
+                rows = ceil_div(problem.rows, config["bm"])
+                if not all(how.k_major) or config["bn"] % 64 or rows == 1:
+                    return False
             if config.get("teams"):
                 bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
                 return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1
