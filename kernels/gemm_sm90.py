@@ -312,16 +312,16 @@ class Hopper(OneWay):
         ]
         if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
-        if how.size == 1:
-            candidates += [{**c, "cluster": 2} for c in candidates if c["split"] == 1]
-        candidates = list(filter(self._takes(way, program), candidates))
+        taken = self._takes(way, program)
+        candidates = list(filter(taken, candidates))
+        clusters = list(filter(taken, ({**c, "cluster": 2} for c in candidates))) if how.size == 1 else []
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and not c.get("cluster") and c["bm"] not in LARGE[c["bn"]]]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
+        for ranked in (sorted(candidates, key=costs), sorted(clusters, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
@@ -339,7 +339,7 @@ class Hopper(OneWay):
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("cluster"):  # parts of the columns come in groups of 32, and there is a tile for each block
                 rows = ceil_div(problem.rows, config["bm"])
-                if not all(how.k_major) or config["bn"] % 64 or rows == 1:
+                if config["split"] > 1 or not all(how.k_major) or config["bn"] % (32 * config["cluster"]) or rows == 1:
                     return False
             if config.get("teams"):
                 bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
