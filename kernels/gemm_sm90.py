@@ -19,6 +19,9 @@ fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are
 meet in a ring of `stages` buffers, each 128 bytes of K wide. With `split` > 1, the blocks of a cluster share one tile: each sums
 a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
+With a `cluster` of blocks that have tiles of their own, these are neighbouring row tiles of the same columns. Each block copies a
+part of B to all of them, so it comes from the L2 cache once; a stage is empty when the warpgroups of all have read it.
+
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
@@ -181,7 +184,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange, together = t.consumers, t.split, t.exchange, t.split * t.cluster
-    in_pairs = t.cluster > 1
+    in_step = t.cluster > 1
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
@@ -201,7 +204,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             prefetch(map_b)
-        if in_pairs:  # the others' copies come to barriers here
+        if in_step:  # the others' copies come to barriers here
             hw.cluster_arrive()
             hw.cluster_wait()
         else:
@@ -219,14 +222,14 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
                 hw.cluster_arrive()
                 hw.cluster_wait()
                 hw.cluster_arrive()
-            if in_pairs:
+            if in_step:
                 cuda.syncwarp()
                 hw.cluster_arrive()
         else:
             if exchange:
                 grow()
             consume((base, warp, lane, tid, rank), buffers, rows, order, share, tiles, e)
-            if in_pairs:
+            if in_step:
                 cuda.syncwarp()
                 hw.cluster_arrive()
         if together > 1:  # a block's shared memory lives until all have read it, and its barriers until all have arrived at them
@@ -314,7 +317,7 @@ class Hopper(OneWay):
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         taken = self._takes(way, program)
         candidates = list(filter(taken, candidates))
-        clusters = list(filter(taken, ({**c, "cluster": 2} for c in candidates))) if how.size == 1 else []
+        clusters = filter(taken, [{**c, "cluster": 2} for c in candidates] if how.size == 1 else [])
         costs = self._costs(way, program, arch)
         halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
@@ -335,12 +338,11 @@ class Hopper(OneWay):
         boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
+            if blocks := config.get("cluster"):  # parts of the columns come in groups of 32, and there is a tile for each block
+                if config["split"] > 1 or config["bn"] % (EIGHTS * blocks) or ceil_div(problem.rows, config["bm"]) == 1:
+                    return False
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
-            if config.get("cluster"):  # parts of the columns come in groups of 32, and there is a tile for each block
-                rows = ceil_div(problem.rows, config["bm"])
-                if config["split"] > 1 or not all(how.k_major) or config["bn"] % (32 * config["cluster"]) or rows == 1:
-                    return False
             if config.get("teams"):
                 bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
                 return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1

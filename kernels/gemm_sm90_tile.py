@@ -58,6 +58,8 @@ class Tile:
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
+    eights   see `Operand.eights`, of B
+    cluster  blocks with neighbouring row tiles, each of which copies a part of B for all
     """
 
     bm: int

@@ -79,6 +79,8 @@ class Ring(Stages):
     stage(number, slot)             of `rings` rings of so many stages side by side, a stage's number among those of all, which
                                     takes the place of `slot` in all but `advance`
 
+    In a cluster of several `blocks` that fill each other's stages, readers of all of them release a stage in all.
+
     `slot` is a stage's number, and `parity` that of the phase of its barrier which is waited for next (int32 both). A loop has
     them as two variables, since the compiler makes worse code of a tuple that goes round.
     """
