@@ -338,9 +338,10 @@ class Hopper(OneWay):
         boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
-            if blocks := config.get("cluster"):  # parts of the columns come in groups of 32, and there is a tile for each block
-                if config["split"] > 1 or config["bn"] % (EIGHTS * blocks) or ceil_div(problem.rows, config["bm"]) == 1:
-                    return False
+            blocks = config.get("cluster", 1)  # that copy parts of the columns, in groups of 32, and have a tile each
+            apart = config["split"] == 1 and config["bn"] % (EIGHTS * blocks) == 0 and problem.rows > config["bm"]
+            if blocks > 1 and not apart:
+                return False
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
