@@ -392,7 +392,8 @@ def _asking(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
 
 def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
     """The device function of the thread that asks for copies: (maps, buffers, item, integers), of q, k and v."""
-    from tccompile.kernels.ptx.core import cuda, i32, inline
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import cuda, i32, inline, u32
 
     q, k, v = rings
     bn, (d_boxes, e_boxes), (q_bytes, k_bytes, v_bytes) = t.bn, t.boxes, (t.q_bytes, t.k_bytes, t.v_bytes)

@@ -60,4 +60,4 @@ class NormKernel(TextKernel):
         return two_pass.work(self.name, op, program, shares, op.eps, centred=op.centred)
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
-        return two_pass.text(PASSES[bool(params["centred"])], params, arch)
+        return two_pass.text(PASSES[bool(params["centred"])], params)

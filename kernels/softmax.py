@@ -61,4 +61,4 @@ class SoftmaxKernel(TextKernel):
         return two_pass.work(self.name, op, program, two_pass.describe(op, program, (op.axis,), config=config), 0.0, log=op.log)
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
-        return two_pass.text(passes(params), params, arch)
+        return two_pass.text(passes(params), params)

@@ -251,8 +251,8 @@ def work(kernel: str, op: Op, program: Program, shares: Shares, eps: float, **pa
     return Work((launch,))
 
 
-def text(passes: Passes, params: dict[str, Any], arch: Arch) -> KernelText:
-    """The kernel for the parameters that `work` gave, on a generation."""
+def text(passes: Passes, params: dict[str, Any]) -> KernelText:
+    """The kernel for the parameters that `work` gave."""
     shape = Shape(x=DType(params["x"]), **{f.name: params[f.name] for f in fields(Shape) if f.name != "x"})
     x, words = shape.x, shape.words
     form = epilogue.Form.decoded(params["epilogue"])
@@ -265,10 +265,6 @@ def text(passes: Passes, params: dict[str, Any], arch: Arch) -> KernelText:
         "inner": unravel(params["inner"], 3),
     }
     blocks = 1
-    ahead = arch.has(Feature.EARLY_START) and shape.ahead and any(not read.by_row for read in form.loads)
-    if ahead:
-        scope |= {name: intrinsic(f"ptx.hopper.{name}") for name in ("wait_for_earlier_grids", "let_later_grids_start")}
-        scope["ahead"] = stored.ahead
     if words:
         scope |= {
             "read_x": intrinsic("ptx.memory.load_words", words, "global.nc"),
@@ -293,4 +289,4 @@ def text(passes: Passes, params: dict[str, Any], arch: Arch) -> KernelText:
         "wk": unravel_args(params["inner"], 3),
         "e": stored.kinds,
     }
-    return KernelText(signature, Writer(passes, shape, ahead).lines(), scope, shape.block, blocks)
+    return KernelText(signature, Writer(passes, shape).lines(), scope, shape.block, blocks)

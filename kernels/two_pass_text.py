@@ -78,11 +78,6 @@ class Shape:
         return self.unit if self.across else 1
 
     @property
-    def ahead(self) -> bool:
-        """Whether a thread knows from the start of which lanes it computes results."""
-        return bool(self.threads and self.held) and not (self.across or self.shared)
-
-    @property
     def converted(self) -> bool:
         """Whether registers hold elements as float32 between the passes, not as words."""
         return bool(self.held) and not self.words
@@ -102,13 +97,12 @@ class Writer:
     results of the first and the second pass; end_u is the number of vectors, 0 for an output that there is not.
     """
 
-    def __init__(self, passes: Passes, shape: Shape, ahead: bool) -> None:
-        """`ahead`: what the epilogue reads by lane is asked for before earlier grids have ended."""
-        self.passes, self.shape, self.ahead = passes, shape, ahead
+    def __init__(self, passes: Passes, shape: Shape) -> None:
+        self.passes, self.shape = passes, shape
 
     def lines(self) -> list[str]:
         passes = self.passes
-        lines = [*self._numbers(), *self._outputs(), *self._ask_ahead(), *self._read_all()]
+        lines = [*self._numbers(), *self._outputs(), *self._read_all()]
         lines += self._pass(0, "r", "{v}", passes.first, passes.between)
         lines += self._pass(1, "s", passes.term, passes.second, passes.after)
         return lines + self._over(2, self._write)
@@ -157,14 +151,6 @@ class Writer:
             ]
         at = f"{at} + i32({j}) * T"
         return [f"k{j} = i32({at})", f"x{j}, m{j}, c{j}_ = inner(k{j}, wk)", f"c{j} = i32(c_0 + c{j}_)"]
-
-    def _ask_ahead(self) -> list[str]:
-        """Has what the epilogue reads by lane come to the L2 cache while earlier grids end: of a block's first output, and so of
-        all that have the same lanes."""
-        if not self.ahead:
-            return []
-        asked = [line for j in range(self.shape.held) for line in (*self._place(j, "t"), f"ahead(i32(c{j}), e)")]
-        return ["if tid < T:", *indented(asked), "wait_for_earlier_grids()", "let_later_grids_start()"]
 
     # --- Reading
 
