@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from tccompile.arch import Arch
@@ -87,7 +86,7 @@ def _mask_unfit(op: Attention, program: Program) -> str | None:
 
 def _tile(config: Mapping[str, Any], op: Attention, program: Program, arch: Arch) -> Tile:
     found = (t for t in tiles_of(op, program, arch) if (t.warpgroups, t.bn) == (config["warpgroups"], config["bn"]))
-    return replace(next(found), alone=config.get("alone", False))
+    return next(found)
 
 
 def _map(t: Tensor, rows: int) -> TiledMap:
@@ -200,7 +199,6 @@ class AttentionSm90(Kernel):
             e=t.e,
             kind=t.kind,
             long=t.long,
-            **({"alone": True} if t.alone else {}),
             mask=kind,
             own_rows=own_rows,
             causal=op.causal is not None,
@@ -214,9 +212,7 @@ class AttentionSm90(Kernel):
         if "turns" in params:
             return attention_turn.function()
         tile = Tile(params["warpgroups"], params["bn"], params["d"], params["e"], 0, params["kind"], params["long"])
-        tile = replace(tile, alone=params.get("alone", False))
-        blocks = resident(tile, arch) if tile.alone else 1
-        return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"], blocks)
+        return _function(tile, params["mask"], params["own_rows"], params["causal"], params["epilogue"])
 
 
 MAPS = ("map_q", "map_k", "from_v")
@@ -225,7 +221,7 @@ INTEGERS = ("items", "tiles_m", "heads", "share", "rows", "columns", "ahead")
 """Items, tiles of a head's rows, heads of a batch, how many share a head of k, extents, and how far ahead a causal row sees."""
 
 
-def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value, blocks: int) -> Function:
+def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Value) -> Function:
     """The kernel for a tile: the code that `work` gives its arguments to."""
     from tccompile.kernels.attention_sm90_softmax import softmax
     from tccompile.kernels.parts.ring import Ring
@@ -271,14 +267,14 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
         else:
             if exchange:
                 grow()
-            consume((base, warp, lane, tid), (map_q, map_k, from_v), buffers, item, factor, integers, mask, e)
+            consume((base, warp, lane, tid), buffers, item, factor, integers, mask, e)
 
     masks = ["mask", "mask_b", "mask_h", "mask_r"] if mask_kind != "none" else []
     more = [f"e{i}" for i in range(len(extra))]
     call = f"body({', '.join(MAPS)}, factor, {tuple_of(INTEGERS)}, {tuple_of(masks)}, {tuple_of(more)})"
     text = definition("kernel", [*MAPS, "factor", *INTEGERS, *masks, *more], [call])
     signature = types.void(u64, u64, u64, f32, *[i32] * len(INTEGERS), *([u64, *[i32] * 3] if masks else []), *extra)
-    return Function(execute(text, {"body": body}, "kernel"), signature, t.threads, blocks)
+    return Function(execute(text, {"body": body}, "kernel"), signature, t.threads)
 
 
 def _placing(t: Tile, causal: bool) -> Any:
@@ -304,92 +300,6 @@ def _placing(t: Tile, causal: bool) -> Any:
     return place
 
 
-def _copying(boxes: int, box_bytes: int, columns: int) -> Any:
-    """The device function that asks for rows of a head, from `first` on."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, inline, u32
-
-    @inline
-    def copy(map_, target, first, head, batch):
-        for c in range(boxes):
-            hw.copy_box4(u32(target[1] + c * box_bytes), map_, target[0], i32(c * columns), first, head, batch)
-
-    return copy
-
-
-def _giving_back(rings: tuple[Any, Any, Any]) -> Any:
-    """What a warpgroup does when it has read something, where another warp copies: device functions (tid, maps, buffers, slot,
-    next, integers) → what is `next` of k and v; and begin(tid, maps, buffers, item, integers) → that of k and of v."""
-    from tccompile.kernels.ptx.core import i32, inline
-
-    @inline
-    def begin(tid, maps, buffers, item, integers):
-        return i32(0), i32(0)
-
-    def of(ring: Any, number: int) -> Any:
-        @inline
-        def read(tid, maps, buffers, slot, ahead, integers):
-            if tid & 127 == 0:
-                ring.release(ring.hold(buffers[number], slot))
-            return ahead
-
-        return read
-
-    return begin, *(of(ring, number) for number, ring in enumerate(rings))
-
-
-def _asking(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
-    """The same where it copies itself: what it has read makes room for what comes so many stages later, which its first thread
-    asks for at once. `next`: an item, its tile, its head of k and its batch."""
-    from tccompile.kernels.ptx.core import cuda, i32, inline
-
-    q, k, v = rings
-    (d_boxes, e_boxes), bn, columns = t.boxes, t.bn, t.columns
-    copy_q, q_bytes = _copying(d_boxes, t.bm * ROW, columns), t.q_bytes
-
-    @inline
-    def ask_q(tid, maps, buffers, slot, item, integers):
-        if tid == 0 and item < integers[0]:
-            _, b, h, _, m0, _, _ = place(item, integers)
-            target = q.target(buffers[0], slot)
-            q.expect(target, q_bytes)
-            copy_q(maps[0], target, m0, h, b)
-        return item
-
-    def of(ring: Any, number: int, boxes: int, size: int) -> Any:
-        copy = _copying(boxes, bn * ROW, columns)
-
-        @inline
-        def ask(tid, maps, buffers, slot, ahead, integers):
-            item, tile, head, batch = ahead
-            if item < integers[0]:
-                if tid == 0:
-                    target = ring.target(buffers[number], slot)
-                    ring.expect(target, size)
-                    copy(maps[number], target, i32(tile * bn), head, batch)
-                tile = i32(tile + 1)
-                if tile * bn >= integers[5]:
-                    tile, item = i32(0), i32(item + cuda.gridDim.x)
-                    _, batch, _, head, _, _, _ = place(item, integers)
-            return item, tile, head, batch
-
-        return ask
-
-    ask_k, ask_v = of(k, 1, d_boxes, t.k_bytes), of(v, 2, e_boxes, t.v_bytes)
-
-    @inline
-    def begin(tid, maps, buffers, item, integers):
-        _, b, _, g, _, _, _ = place(item, integers)
-        ahead_k, ahead_v = (item, i32(0), g, b), (item, i32(0), g, b)
-        ask_q(tid, maps, buffers, i32(0), item, integers)
-        for slot in range(STAGES):
-            ahead_k = ask_k(tid, maps, buffers, i32(slot), ahead_k, integers)
-            ahead_v = ask_v(tid, maps, buffers, i32(slot), ahead_v, integers)
-        return ahead_k, ahead_v
-
-    return begin, ask_q, ask_k, ask_v
-
-
 def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
     """The device function of the thread that asks for copies: (maps, buffers, item, integers), of q, k and v."""
     from tccompile.kernels.ptx import hopper as hw
@@ -403,8 +313,17 @@ def _produce(t: Tile, rings: tuple[Any, Any, Any], place: Any) -> Any:
     def itself(map_, head, batch, integers):
         return map_
 
-    copy_q, copy_k = _copying(d_boxes, t.bm * ROW, columns), _copying(d_boxes, bn * ROW, columns)
-    values_of, copy_v = _from_turned(t) if t.size == 1 else (itself, _copying(e_boxes, bn * ROW, columns))
+    def copying(boxes: int, box_bytes: int) -> Any:
+        @inline
+        def copy(map_, target, first, head, batch):
+            """Rows of a head, from `first` on."""
+            for c in range(boxes):
+                hw.copy_box4(u32(target[1] + c * box_bytes), map_, target[0], i32(c * columns), first, head, batch)
+
+        return copy
+
+    copy_q, copy_k = copying(d_boxes, t.bm * ROW), copying(d_boxes, bn * ROW)
+    values_of, copy_v = _from_turned(t) if t.size == 1 else (itself, copying(e_boxes, bn * ROW))
 
     @inline
     def produce(maps, buffers, item, integers):
@@ -480,7 +399,7 @@ def _joined(t: Tile, shrink: Any) -> Any:
 
 
 def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, rows: tuple[Any, Any]) -> Any:
-    """The device function of the warpgroups: (thread, maps, buffers, item, factor, integers, mask, e)."""
+    """The device function of the warpgroups: (thread, buffers, item, factor, integers, mask, e)."""
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx import mma
     from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32, u64
@@ -498,7 +417,6 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
     joined, keep_sums = _joined(t, softmax.shrink), hw.keep_sums(t.wide // 2)
     settle, results = hw.settle(t.wide, t.packed, t.kind, t.size == 1 or t.e > SMALL), leading(t.wide // 2, t.e // 2)
     k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.wide // 2)
-    begin, read_q, read_k, read_v = _asking(t, rings, place) if t.alone else _giving_back(rings)
 
     @inline
     def operands(base, group):
@@ -515,7 +433,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
         return own, other
 
     @inline
-    def consume(thread, maps, buffers, item, factor, integers, mask, e):
+    def consume(thread, buffers, item, factor, integers, mask, e):
         base, warp, lane, tid = thread
         group = i32(warp >> 2)
         q_half, k_half, values_half = operands(base, group)
@@ -526,7 +444,6 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
         columns = integers[5]
         kept_at = u32(base + total_at + group * kept_bytes + (tid & 127) * 16)
         (slot, parity), (slot_q, parity_q) = k.reader(), q.reader()
-        next_k, next_v = begin(tid, maps, buffers, item, integers)
         while item < integers[0]:
             head, b, h, _, m0, last, tiles = place(item, integers)
             end0, end1, safe, mask0, mask1 = softmax.sees((warp, lane, group, column), m0, (b, h), integers, mask)
@@ -538,7 +455,8 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                 k.wait(buffers[1], slot, parity)
                 s = first_scores(empty_scores(), q_half, k_half + u64(slot * k_units), i32(0))
                 hw.wgmma_wait_all()
-                next_k = read_k(tid, maps, buffers, slot, next_k, integers)
+                if tid & 127 == 0:
+                    k.release(k.hold(buffers[1], slot))
                 sight = column, end0, end1, safe
                 w, x0, x1, _, _, sum0, sum1, _ = softmax.weigh_first(s, words, (factor, by), i32(0), sight, x0, x1)
                 weights = softmax.packed(w)
@@ -555,11 +473,13 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                         s, acc = attend(acc, weights, q_half, k_tile, v_tile, other)
                     else:
                         s, acc = attend(acc, weights, q_half, k_tile, v_tile)
-                    next_k = read_k(tid, maps, buffers, slot, next_k, integers)
+                    if tid & 127 == 0:
+                        k.release(k.hold(buffers[1], slot))
                     w, x0, x1, a0, a1, add0, add1, total = softmax.weigh(s, words, (factor, by), n, sight, x0, x1)
                     sum0, sum1 = f32(sum0 * a0 + add0), f32(sum1 * a1 + add1)
                     acc, w = settle(acc, w, total)
-                    next_v = read_v(tid, maps, buffers, before, next_v, integers)
+                    if tid & 127 == 0:
+                        v.release(v.hold(buffers[2], before))
                     weights = softmax.packed(w)
                     acc = softmax.scaled(acc, a0, a1)
                     if long:
@@ -570,11 +490,13 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                     before, parity_before = slot, parity
                     slot, parity = k.advance(slot, parity)
                     n = i32(n + bn)
-                read_q(tid, maps, buffers, slot_q, i32(item + cuda.gridDim.x), integers)
+                if tid & 127 == 0:
+                    q.release(q.hold(buffers[0], slot_q))
                 slot_q, parity_q = q.advance(slot_q, parity_q)
                 v.wait(buffers[2], before, parity_before)
                 acc = weigh(acc, weights, values_half + u64(before * v_units))
-                next_v = read_v(tid, maps, buffers, before, next_v, integers)
+                if tid & 127 == 0:
+                    v.release(v.hold(buffers[2], before))
                 acc = joined(acc, kept_at, parts, (kept0, kept1), (x0, x1), by)
                 sum0, sum1 = softmax.sums(acc, sum0, sum1)
                 each0, each1 = f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0)

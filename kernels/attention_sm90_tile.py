@@ -37,7 +37,6 @@ class Tile:
     words: int = 0
     kind: str = "f16"
     long: bool = False
-    alone: bool = False
 
     @property
     def size(self) -> int:
@@ -65,7 +64,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return 128 * self.warpgroups + (128 if self.exchange else 0 if self.alone else 32)
+        return 128 * self.warpgroups + (128 if self.exchange else 32)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -108,7 +107,7 @@ class Tile:
     @property
     def staged(self) -> int:
         """Columns of the result that a warp stages at once on their way to the epilogue."""
-        return next(n for n in ((16, 8) if self.alone else (32, 16, 8)) if self.e % n == 0)
+        return next(n for n in (32, 16, 8) if self.e % n == 0)
 
     @property
     def pitch(self) -> int:
@@ -196,5 +195,5 @@ def resident(t: Tile, arch: Arch) -> int:
     if t.exchange:
         return 1
     # Each quarter of a multiprocessor has registers of its own, 512 for a lane: five warps of 192 are one block, not two.
-    warps = 4 * (512 // round_up(t.held + (36 if t.alone else 28), 8))
+    warps = 4 * (512 // round_up(t.held + 28, 8))
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
