@@ -91,7 +91,8 @@ def _produce(producer: Any, constant: bool) -> Any:
     """
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, writer = tile_order.placing(producer.ring.blocks), producer.ring.writer
+    ring = producer.ring
+    place, writer, stages, in_step = tile_order.placing(ring.blocks), ring.writer, ring.stages, ring.blocks > 1
 
     @inline
     def produce(maps, buffers, order, geometry, share, tiles):
@@ -103,6 +104,10 @@ def _produce(producer: Any, constant: bool) -> Any:
             slot, parity = producer.fill(maps, buffers, place(index, order), share, asked, slot, parity, geometry)
             asked = share[0]
             index = i32(index + stride)
+        if in_step:  # barriers live until all of the cluster have arrived at them
+            for _ in range(stages):
+                ring.acquire(buffers, slot, parity)
+                slot, parity = ring.advance(slot, parity)
 
     return produce
 
@@ -205,7 +210,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.prefetch_map(map_a)
             prefetch(map_b)
         if in_step:  # the others' copies come to barriers here
-            hw.cluster_arrive()
+            hw.cluster_arrive_first()
             hw.cluster_wait()
         else:
             cuda.syncthreads()
@@ -222,17 +227,11 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
                 hw.cluster_arrive()
                 hw.cluster_wait()
                 hw.cluster_arrive()
-            if in_step:
-                cuda.syncwarp()
-                hw.cluster_arrive()
         else:
             if exchange:
                 grow()
             consume((base, warp, lane, tid, rank), buffers, rows, order, share, tiles, e)
-            if in_step:
-                cuda.syncwarp()
-                hw.cluster_arrive()
-        if together > 1:  # a block's shared memory lives until all have read it, and its barriers until all have arrived at them
+        if split > 1:  # a block's shared memory lives until all have read it
             hw.cluster_wait()
 
     maps = 3 if t.sparse else 2

@@ -60,7 +60,7 @@ computed = instruction("mov.b32 $0, $1;", i32, i32)
 barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
 barrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", void, u32)
 barrier_arrive_in = instruction(
-    "{ .reg .b32 t; mapa.shared::cluster.u32 t, $0, $1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [t]; }",
+    "{ .reg .b32 t; mapa.shared::cluster.u32 t, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [t]; }",
     void,
     u32,
     u32,
@@ -107,6 +107,8 @@ sync_warp = instruction("bar.warp.sync 0xffffffff;", void)
 # --- Clusters ----------------------------------------------------------------------------------------------------------
 
 cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
+cluster_arrive_first = instruction("barrier.cluster.arrive.relaxed.aligned;", void)
+"""The same, with nothing to be seen by the others but barriers that were made ready: it waits for no store."""
 cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
 rank_in_cluster = instruction("mov.u32 $0, %cluster_ctarank;", i32, pure=True)
 in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)

@@ -42,7 +42,7 @@ WINDOW = 1 << 18
 """From the addresses of a block's shared memory to those of the next one of its cluster."""
 
 NAMES = 16
-"""Barriers that a block has by name; those of a cluster's blocks are numbered one block after the other, and then the cluster's."""
+"""Barriers of a block by name. Those of a cluster's blocks are numbered one block after the other, and its own comes last."""
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
