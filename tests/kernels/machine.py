@@ -697,7 +697,8 @@ class Machine:
     # Loads and stores
 
     def accessed(self, parts: list[str]) -> tuple[str, int, Any]:
-        space = next((p for p in parts if p in ("global", "shared", "param")), "global")  # of none: an address in any memory
+        spaces = (p.removesuffix("::cluster") for p in parts)
+        space = next((s for s in spaces if s in ("global", "shared", "param")), "global")  # of none: an address in any memory
         t = dtype_of(parts[-1])
         n = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
         if space == "shared":
