@@ -230,8 +230,8 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    most = Tile(*shape, boxed, added, kinds, result, *more, cluster=config.get("cluster", 1))
-    return _fitting(most, arch.smem_block)
+    largest = Tile(*shape, boxed, added, kinds, result, *more, cluster=config.get("cluster", 1))
+    return _fitting(largest, arch.smem_block)
 
 
 @cache
