@@ -305,6 +305,8 @@ class GemmSm90:
     """A row of an im2col box, of what `row_cycles` says."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
+    strided_us: Rate
+    """More for each wave of blocks that read such rows, which come from memory in a network."""
     copy_cycles_us: Rate
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate
