@@ -19,9 +19,6 @@ fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are
 meet in a ring of `stages` buffers, each 128 bytes of K wide. With `split` > 1, the blocks of a cluster share one tile: each sums
 a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
-With a `cluster` of blocks that have tiles of their own, these are neighbouring row tiles of the same columns. Each block copies a
-part of B to all of them, so it comes from the L2 cache once; a stage is empty when the warpgroups of all have read it.
-
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
@@ -91,8 +88,7 @@ def _produce(producer: Any, constant: bool) -> Any:
     """
     from tccompile.kernels.ptx.core import i32, inline
 
-    ring = producer.ring
-    place, writer, stages, in_step = tile_order.placing(ring.blocks), ring.writer, ring.stages, ring.blocks > 1
+    place, writer = tile_order.placing(), producer.ring.writer
 
     @inline
     def produce(maps, buffers, order, geometry, share, tiles):
@@ -104,10 +100,6 @@ def _produce(producer: Any, constant: bool) -> Any:
             slot, parity = producer.fill(maps, buffers, place(index, order), share, asked, slot, parity, geometry)
             asked = share[0]
             index = i32(index + stride)
-        if in_step:  # barriers live until all of the cluster have arrived at them
-            for _ in range(stages):
-                ring.acquire(buffers, slot, parity)
-                slot, parity = ring.advance(slot, parity)
 
     return produce
 
@@ -121,7 +113,7 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, bn, in_teams, warps = tile_order.placing(t.cluster), t.bn, t.teams > 1, t.consumers // 32 // t.teams
+    place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
     sum_up, staged = sums.summing(ring, product, results, t.added), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
@@ -184,12 +176,11 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64, blocks=t.cluster)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
     product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
     producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
-    consumers, split, exchange, together = t.consumers, t.split, t.exchange, t.split * t.cluster
-    in_step = t.cluster > 1
+    consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
@@ -209,13 +200,9 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             prefetch(map_b)
-        if in_step:  # the others' copies come to barriers here
-            hw.cluster_arrive_first()
-            hw.cluster_wait()
-        else:
-            cuda.syncthreads()
+        cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
-        rank, tiles = i32(block % split), (i32(block // together), i32(blocks // together))
+        rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
         share = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
         if warp >= consumers // 32:
             if exchange:
@@ -237,7 +224,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, blocks, cluster=together)
+    return Function(flat, signature, t.threads, blocks, cluster=split)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -314,16 +301,14 @@ class Hopper(OneWay):
         ]
         if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
-        taken = self._takes(way, program)
-        candidates = list(filter(taken, candidates))
-        clusters = filter(taken, [{**c, "cluster": 2} for c in candidates] if how.size == 1 else [])
+        candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
         halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        for ranked in (sorted(candidates, key=costs), sorted(clusters, key=costs), sorted(sparse, key=costs)):
+        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
@@ -337,10 +322,6 @@ class Hopper(OneWay):
         boxed, turned = boxed_results(way, program, problem, 2), turned_results(way, program, problem, how) is not None
 
         def takes(config: Config) -> bool:
-            blocks = config.get("cluster", 1)  # that copy parts of the columns, in groups of 32, and have a tile each
-            apart = config["split"] == 1 and config["bn"] % (EIGHTS * blocks) == 0 and problem.rows > config["bm"]
-            if blocks > 1 and not apart:
-                return False
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
@@ -402,10 +383,10 @@ class Hopper(OneWay):
             boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
-        tiles_m, tiles_n = ceil_div(ceil_div(problem.rows, t.bm), t.cluster), ceil_div(problem.stored, t.bn)
+        tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
         tiles = order[0]
-        grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch) // t.cluster) * t.cluster
+        grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
             code=code(
@@ -425,7 +406,6 @@ class Hopper(OneWay):
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
                 **({"eights": True} if t.eights else {}),
-                **({"cluster": t.cluster} if t.cluster > 1 else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -439,13 +419,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(
-            **chosen,
-            added=added,
-            teams=params.get("teams", 1),
-            eights=params.get("eights", False),
-            cluster=params.get("cluster", 1),
-        )
+        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)

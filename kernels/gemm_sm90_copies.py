@@ -85,9 +85,9 @@ class Copies:
             pieces = t.places.group_bytes // PIECE
             return self._boxed_a(t), values, replace(self.places, box=(PIECE, pieces, t.bn // 64), swizzle=0)
         if isinstance(self.a, Im2colMap):
-            b = replace(self.b, box=(self.whole, t.bn // t.cluster, 1))
+            b = replace(self.b, box=(self.whole, t.bn, 1))
             return self._boxed_a(t), _ordered(b, t)
-        sides = zip((t.bm, t.bn // t.cluster), self.k_major, strict=True)
+        sides = zip((t.bm, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
         return a, _ordered(b, t)

@@ -58,8 +58,6 @@ class Tile:
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
-    eights   see `Operand.eights`, of B
-    cluster  blocks with neighbouring row tiles, each of which copies a part of B for all
     """
 
     bm: int
@@ -74,7 +72,6 @@ class Tile:
     sparse: bool = False
     teams: int = 1
     eights: bool = False
-    cluster: int = 1
 
     @property
     def atom(self) -> Atom:
@@ -230,8 +227,7 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    largest = Tile(*shape, boxed, added, kinds, result, *more, cluster=config.get("cluster", 1))
-    return _fitting(largest, arch.smem_block)
+    return _fitting(Tile(*shape, boxed, added, kinds, result, *more), arch.smem_block)
 
 
 @cache

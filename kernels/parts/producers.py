@@ -25,53 +25,42 @@ from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx.core import i32, inline, u16, u32
 
 
-def boxes(operand: Operand, cluster: int = 1) -> Any:
+def boxes(operand: Operand) -> Any:
     """The device function copy(map, target, k, first, batch): an operand's part of a stage, from element k of K and row or column
-    `first` on, by a tiled map; `target`: the barrier, and where the part begins. In a cluster of several blocks, a box goes to
-    all of them."""
+    `first` on, by a tiled map; `target`: the barrier, and where the part begins."""
     across, blocks = operand.box_bytes, operand.extent // BLOCK
-    copy_box, copy_box4, copy_box5 = hw.copy_box, hw.copy_box4, hw.copy_box5
-    if cluster > 1:
-        copy_box, copy_box4, copy_box5 = (hw.copy_box_to_all(rank, cluster) for rank in (3, 4, 5))
 
     @inline
     def copy_rows(map_, target, k, first, batch):
-        copy_box(target[1], map_, target[0], k, first, batch)
+        hw.copy_box(target[1], map_, target[0], k, first, batch)
 
     @inline
     def copy_blocks(map_, target, k, first, batch):
         for i in range(blocks):
-            copy_box(u32(target[1] + i * across), map_, target[0], i32(first + BLOCK * i), k, batch)
+            hw.copy_box(u32(target[1] + i * across), map_, target[0], i32(first + BLOCK * i), k, batch)
 
     @inline
     def copy_pairs(map_, target, k, first, batch):
-        copy_box4(target[1], map_, target[0], k, i32(0), i32(0), i32(first >> 4))
+        hw.copy_box4(target[1], map_, target[0], k, i32(0), i32(0), i32(first >> 4))
 
     @inline
     def copy_eights(map_, target, k, first, batch):
-        copy_box5(target[1], map_, target[0], k, i32(0), i32(0), i32(0), i32(first >> 5))
+        hw.copy_box5(target[1], map_, target[0], k, i32(0), i32(0), i32(0), i32(first >> 5))
 
     if operand.eights:
         return copy_eights
     return copy_pairs if operand.paired else copy_rows if operand.k_major else copy_blocks
 
 
-def _dense(b: Operand, cluster: int = 1) -> Any:
-    """As `boxes`, of B; `target` is the whole stage. Each block of a cluster copies a part of the columns, for all."""
-    copy, offset = boxes(b, cluster), b.at
-    columns, part_bytes = b.extent // cluster, b.copied // cluster
+def _dense(b: Operand) -> Any:
+    """As `boxes`, of B; `target` is the whole stage."""
+    copy, offset = boxes(b), b.at
 
     @inline
     def copy_b(map_b, target, k, first, batch):
         copy(map_b, (target[0], u32(target[1] + offset)), k, first, batch)
 
-    @inline
-    def copy_part(map_b, target, k, first, batch):
-        rank = hw.rank_in_cluster()
-        at = u32(target[1] + offset + rank * part_bytes)
-        copy(map_b, (target[0], at), k, i32(first + rank * columns), batch)
-
-    return copy_part if cluster > 1 else copy_b
+    return copy_b
 
 
 def _sparse(b: Operand, places: Places) -> Any:
@@ -105,10 +94,7 @@ class Producer(Part):
         super().__init__()
         self.ring = ring
         columns, stages = b.extent, ring.stages
-        copied, copy_b = (
-            a.copied + b.copied + (places.copied if places else 0),
-            _sparse(b, places) if places else _dense(b, ring.blocks),
-        )
+        copied, copy_b = a.copied + b.copied + (places.copied if places else 0), _sparse(b, places) if places else _dense(b)
 
         @inline
         def ask(map_b, target, k, column, batch, geometry):

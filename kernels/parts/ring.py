@@ -79,18 +79,13 @@ class Ring(Stages):
     stage(number, slot)             of `rings` rings of so many stages side by side, a stage's number among those of all, which
                                     takes the place of `slot` in all but `advance`
 
-    In a cluster of several `blocks` that fill each other's stages, readers of all of them release a stage in all.
-
     `slot` is a stage's number, and `parity` that of the phase of its barrier which is waited for next (int32 both). A loop has
     them as two variables, since the compiler makes worse code of a tuple that goes round.
     """
 
-    def __init__(
-        self, layout: SharedLayout, name: str, stages: int, stage_bytes: int, readers: int, rings: int = 1, blocks: int = 1
-    ) -> None:
+    def __init__(self, layout: SharedLayout, name: str, stages: int, stage_bytes: int, readers: int, rings: int = 1) -> None:
         super().__init__(layout, name, stages, stage_bytes)
         first, full, empty = layout[name], layout[f"{name} full"], layout[f"{name} empty"]
-        self.blocks = blocks
 
         @inline
         def buffers(base):
@@ -100,7 +95,7 @@ class Ring(Stages):
         def init(buffers):
             for s in range(rings * stages):
                 hw.barrier_init(u32(buffers.full + 8 * s), 1)
-                hw.barrier_init(u32(buffers.empty + 8 * s), readers * blocks)
+                hw.barrier_init(u32(buffers.empty + 8 * s), readers)
 
         @inline
         def reader():
@@ -139,12 +134,6 @@ class Ring(Stages):
         def acquire(buffers, slot, parity):
             hw.barrier_wait(hold(buffers, slot), parity)
 
-        @inline
-        def release_in_all(held):
-            for block in range(blocks):
-                hw.barrier_arrive_in(held, u32(block))
-
         self.buffers, self.init, self.reader, self.writer, self.advance = buffers, init, reader, writer, advance
-        self.stage, self.hold, self.none, self.acquire = stage, hold, none, acquire
-        self.release = hw.barrier_arrive if blocks == 1 else release_in_all
+        self.stage, self.hold, self.none, self.acquire, self.release = stage, hold, none, acquire, hw.barrier_arrive
         self.skip = skip

@@ -22,13 +22,9 @@ def numbers(tiles_m: Extent, tiles_n: Extent, batches: Extent) -> tuple[Extent, 
     return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
 
 
-def placing(blocks: int = 1) -> Any:
-    """The device function place(index, numbers) → (row tile within its batch, column tile, batch).
-
-    blocks  of a cluster, which take neighbouring row tiles: numbers are then those of the clusters' tiles
-    """
+def placing() -> Any:
+    """The device function place(index, numbers) → (row tile within its batch, column tile, batch)."""
     from tccompile.kernels.device_math import divide
-    from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline
 
     by_group, smallest = GROUP.bit_length() - 1, GROUP - 1
@@ -47,9 +43,4 @@ def placing(blocks: int = 1) -> Any:
         batch = divide(row, batch_m, batch_s)
         return i32(row - batch * tiles_m), column, batch
 
-    @inline
-    def place_in_cluster(index, order):
-        row, column, batch = place(index, order)
-        return i32(row * blocks + hw.rank_in_cluster()), column, batch
-
-    return place_in_cluster if blocks > 1 else place
+    return place

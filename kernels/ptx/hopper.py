@@ -59,14 +59,6 @@ computed = instruction("mov.b32 $0, $1;", i32, i32)
 
 barrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", void, u32, u32)
 barrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", void, u32)
-barrier_arrive_in = instruction(
-    "{ .reg .b32 t; mapa.shared::cluster.u32 t, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [t]; }",
-    void,
-    u32,
-    u32,
-)
-"""The same at the barrier that is there in block $1 of the cluster."""
-
 barrier_expect = instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", void, u32, u32)
 """Arrive, and expect that many bytes from the copy engine before the phase completes."""
 
@@ -107,10 +99,7 @@ sync_warp = instruction("bar.warp.sync 0xffffffff;", void)
 # --- Clusters ----------------------------------------------------------------------------------------------------------
 
 cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;", void)
-cluster_arrive_first = instruction("barrier.cluster.arrive.relaxed.aligned;", void)
-"""The same, with nothing to be seen by the others but barriers that were made ready: it waits for no store."""
 cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
-rank_in_cluster = instruction("mov.u32 $0, %cluster_ctarank;", i32, pure=True)
 in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)
 """The address, in block $2 of the cluster, of what is at $1 in this block's shared memory."""
 
@@ -153,19 +142,6 @@ copy_box5 = instruction(
     void, u32, u64, u32, i32, i32, i32, i32, i32,
 )  # fmt: skip
 """The same of a box of five dimensions."""
-
-
-@cache
-def copy_box_to_all(rank: int, blocks: int) -> Any:
-    """The same of a box of `rank` dimensions, to that place of all blocks of the cluster, and completing that barrier of each."""
-    at = ", ".join(f"${3 + i}" for i in range(rank))
-    text = (
-        f"{{ .reg .b16 all; mov.b16 all, {(1 << blocks) - 1};"
-        f" cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        f" [$0], [$1, {{{at}}}], [$2], all; }}"
-    )
-    return instruction(text, void, u32, u64, u32, *[i32] * rank)
-
 
 copy_bytes = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $3, [$2];", void, u32, u64, u32, i32

@@ -318,32 +318,6 @@ def with_residual(
     return made
 
 
-CLUSTERS = {
-    "halves, 3x3": (partial(conv, (1, 144, 9, 8), 72, (3, 3), (U8, I8, F16), pads=(1, 1)), {"bm": 48, "bn": 64, "swapped": True}),
-    "a residual": (partial(with_residual, F16, F16, (1, 20, 7, 6)), {"bm": 24, "bn": 64, "swapped": True}),
-    "teams": (partial(gemm, 300, 20, 520, U8, I8, U8), {"bm": 128, "bn": 128, "teams": 2}),
-}
-
-
-@thorough
-@pytest.mark.parametrize("case", CLUSTERS)
-def test_blocks_of_a_cluster_copy_columns_for_each_other(case: str) -> None:
-    """The last of them beyond the rows, where row tiles are odd in number."""
-    made, more = CLUSTERS[case]
-    program, config = made(), {"split": 1, "cluster": 2, **more}
-    kernel, arch = HOPPER[isinstance(program.ops[0], Gemm)], ARCHS["sm_90a"]
-    assert kernel.takes_of(program.ops[0], program, config, arch)
-    agrees(kernel, program, config, arch=arch, run=on_two_blocks)
-
-
-@pytest.mark.parametrize("more", [{"split": 2}, {"bn": 96}, {"cluster": 4}, {"bm": 256, "bn": 128, "swapped": True}], ids=str)
-def test_clusters_are_for_several_row_tiles_and_parts_of_32_columns(more: Config) -> None:
-    program = gemm(200, 256, 1024, y=F16)
-    taken = {"bm": 64, "bn": 64, "split": 1, "cluster": 2}
-    accepts = partial(HOPPER[1].takes_of, program.ops[0], program, arch=ARCHS["sm_90a"])
-    assert accepts(config=taken) and not accepts(config=taken | more)
-
-
 ADDED = [(F16, F16, {}), (F16, F16, {"swapped": True}), (I8, I8, {}), (U8, I8, {}), (I8, U8, {"bn": 32}), (I8, F16, {})]
 TURNED_ADDED = [(I8, I8, {"bm": 24}), (U8, I8, {"bm": 64}), (I8, U8, {"bm": 32, "bn": 128})]
 
