@@ -127,6 +127,8 @@ class ConvPatch:
     """What large blocks do not overlap, which load, multiply and store one after the other."""
     exposed_moving: Rate
     """What is not hidden of the shorter of computing and moving."""
+    of_8_bits_us: Rate
+    """Less, where operands are of 8 bits and the filter has several taps."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,20 @@ class GemvPacked:
     """How much longer that is with two stages than with three."""
     next_us: Rate
     """From a block's end to the first turn of the one that takes its place."""
+
+
+@dataclass(frozen=True)
+class GemmThin:
+    """What `gemm_thin.py` asks of a GPU."""
+
+    start_us: Rate
+    """More than a launch: weights that come before rows are asked for."""
+    turn_us: Rate
+    """Of a warp's loop at least: what is asked for comes in it."""
+    issue: Rate
+    """Instructions of a multiprocessor in a cycle."""
+    exposed: Rate
+    """What is not hidden of the shorter ones."""
 
 
 @dataclass(frozen=True)
@@ -393,6 +409,10 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    overlapping: Rate
+    """What is left of that where sums are added up while the next are made."""
+    narrow_gathering: Rate
+    """All that im2col copies take, of rows of up to 32 bytes of numbers of 8 bits."""
     teams: Rate
     """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
@@ -748,6 +768,7 @@ class Rates:
     depthwise: Depthwise
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
+    gemm_thin: GemmThin
     gemv: Gemv
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
