@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
@@ -64,8 +64,8 @@ def time_us(
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    if how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2):
-        row_a *= own.strided
+    strided = how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2)
+    row_a *= own.strided if strided else 1.0
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     if how.size == 1 and how.im2col and how.chunk <= STEP:
         copying *= own.narrow_gathering
@@ -94,7 +94,8 @@ def time_us(
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
     early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
-    inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
+    # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
+    inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
@@ -102,7 +103,7 @@ def time_us(
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
-    return waves * (summing + storing) - early * step
+    return waves * (summing + storing + own.strided_us * strided) - early * step
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:

@@ -264,13 +264,15 @@ class GemmThin:
     """What `gemm_thin.py` asks of a GPU."""
 
     start_us: Rate
-    """More than a launch: weights that come before rows are asked for."""
-    turn_us: Rate
-    """Of a warp's loop at least: what is asked for comes in it."""
+    """From the launch before, with weights that come before rows are asked for."""
+    moving: Rate
+    """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
     """Instructions of a multiprocessor in a cycle."""
-    exposed: Rate
-    """What is not hidden of the shorter ones."""
+    turn_us: Rate
+    """More for each turn of a warp's loop."""
+    first_us: Rate
+    """More for 16 rows of a warp's first turn, which nothing hides, over its turns."""
 
 
 @dataclass(frozen=True)
@@ -321,6 +323,8 @@ class GemmSm90:
     """A row of an im2col box, of what `row_cycles` says."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
+    strided_us: Rate
+    """More for each wave of blocks that read such rows, which come from memory in a network."""
     copy_cycles_us: Rate
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate
