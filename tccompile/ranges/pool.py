@@ -52,10 +52,10 @@ MORE = 24
 TIMES = 4.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
 
-GROWS, LEAST = 0.27, 64 << 10
+GROWS, LEAST = 0.3, 64 << 10
 """How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
 
-CODE, STEP, PARTS = 7000, 170, 0.25
+CODE, STEP, PARTS = 7000, 170, 0.2
 """Bytes in a plan, compressed: of a code, and of a step in one part; and of what it becomes larger, what parts take."""
 
 CLOSE = 1.6
