@@ -13,6 +13,7 @@ from tccompile.kernels.conv_stem import ConvStem
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.custom import CustomKernel
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.depthwise_bytes import DepthwiseBytes
 from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
 from tccompile.kernels.gemm_mma import MMA
@@ -48,6 +49,7 @@ KERNELS: tuple[Kernel, ...] = (
     ConvStem(),
     DepthwiseSm90(),
     DepthwiseMma(),
+    DepthwiseBytes(),
     *MMA,
     *SIMT,
     Depthwise(),

@@ -392,6 +392,13 @@ def pack_rounded(dtype: DType, word: str, values: list[str]) -> list[str]:
     return [*lines, f"cvt.u16.u32 {word}, {whole};" if len(values) == 2 else f"mov.b32 {word}, {whole};"]
 
 
+@cache
+def rounded(dtype: DType) -> Any:
+    """The device function of four float32 → a word of four bytes: `pack_rounded`."""
+    text = _block([".reg .b32 word;", *pack_rounded(dtype, "word", ["$1", "$2", "$3", "$4"]), "mov.b32 $0, word;"], "")
+    return instruction(text, i32, f32, f32, f32, f32, pure=True)
+
+
 # --- Floats of 8 bits --------------------------------------------------------------------------------------------------
 
 PAIR = {DType.E4M3: "e4m3x2", DType.E5M2: "e5m2x2"}

@@ -475,16 +475,21 @@ def halves_to_bytes(case: str, x: tuple[int, int, int, int], n: int, window: tup
 def depthwise_of_bytes(
     case: str, x: tuple[int, ...], window: tuple[int, ...], kinds: tuple[DType, DType, DType], stride: int = 1
 ) -> Program:
-    """A depthwise Conv of bytes by weights in floats; a result in bytes is rounded and saturated. `kinds`: types of x, w, y."""
+    """A depthwise Conv of bytes, by floats or int8; a result in bytes is rounded and saturated. `kinds`: types of x, w, y."""
     b, channels, order = Builder(case), x[1], NHWC if len(window) == 2 else NWC
     low, high = int(kinds[0].lowest), int(kinds[0].largest)
     b.values("x", b.rng.integers(low, high + 1, x), kinds[0], order, 16)
-    b.normal("w", (channels, 1, *window), kinds[1], DEPTHWISE if len(window) == 2 else (2, 1, 0), 0.1)
+    shape, factor, across = (channels, 1, *window), 0.125, DEPTHWISE if len(window) == 2 else (2, 1, 0)
+    if kinds[1] is DType.I8:
+        b.values("w", b.rng.integers(-127, 128, shape), DType.I8, across, 16)
+        factor = 2.0**-11
+    else:
+        b.normal("w", shape, kinds[1], across, 0.1)
     b.normal("bias", (channels,), F32)
     pads = tuple(k // 2 for k in window)
     spatial = tuple(extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True))
     y = b.result((x[0], channels, *spatial), kinds[2], order)
-    expr = call("add", call("mul", ACC, 0.125), load(0))
+    expr = call("add", call("mul", ACC, factor), load(0))
     if kinds[2].size == 1:
         limits = (const(kinds[2].lowest), const(kinds[2].largest))
         expr = cast(Expr("saturate", (call("round", expr), *limits)), I64)

@@ -307,6 +307,16 @@ def halves(place: Place) -> Any:
     return lambda a, b: int(np.array([a, b], np.float16).view(np.uint32)[0])
 
 
+def rounded(place: Place, dtype: DType) -> Any:
+    limits = np.iinfo(dtype.numpy)
+    return lambda *values: int(np.clip(np.rint(values), limits.min, limits.max).astype(dtype.numpy).view(np.uint32)[0])
+
+
+def _permute(a: int, b: int, pick: int) -> int:
+    given = (int(a) & 0xFFFFFFFF | (int(b) & 0xFFFFFFFF) << 32).to_bytes(8, "little")
+    return int.from_bytes(bytes(given[pick >> 4 * i & 7] for i in range(4)), "little")
+
+
 def part(place: Place, n: int, columns: int) -> Any:
     return lambda acc, number: acc[number * (columns // 2) : (number + 1) * (columns // 2)]
 
@@ -654,6 +664,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.memory.load_words": load_words,
     "ptx.memory.prefetch": prefetch,
     "ptx.memory.read_words": read_words,
+    "ptx.memory.rounded": rounded,
     "ptx.memory.scaled": scaled,
     "ptx.memory.store": store,
     "ptx.mma.cp_async": copy_async,
@@ -684,7 +695,9 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
+    "ptx.simt.permute": plain(_permute),
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
+    "ptx.simt.shifted": plain(lambda a, n: int(a) << n & 0xFFFFFFFF),
     "ptx.simt.shuffle": by(shuffled),
     "ptx.simt.shuffle_int": by(shuffled),
     "ptx.softmax.exp2": plain(np.exp2),
