@@ -400,7 +400,7 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     for float8 in (False, True):
         one = Tensor(grid_of(values.likely(float8), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
-        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
+        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True)]
         by_weights = sum((g * weight_error(rows, float8, ticks.rounded)) ** 2 for g, rows in rounded)
         rounding = _rounding(values, one.grid) ** 2
         as_operand = sum(g**2 for g in gains) * rounding
