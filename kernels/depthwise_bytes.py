@@ -202,7 +202,6 @@ class _Text:
         self.early = params["ahead"]
 
     def lines(self) -> list[str]:
-        wait = ["wait_for_earlier_grids()", "let_later_grids_start()"]
         return [
             "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
             "warp, g, t = t >> i32(5), (t >> i32(2)) & i32(7), t & i32(3)",
@@ -211,9 +210,8 @@ class _Text:
             "octet = divide(warp, groups_m, groups_s)",
             f"c = i32((warp - octet * groups) * i32({self.lanes}))",
             "upper = g >> i32(2)",  # which half of a vector, and of a product's words
-            *([] if self.early else wait),
             *self._weights(),
-            *(wait if self.early else []),
+            *(["wait_for_earlier_grids()", "let_later_grids_start()"] if self.early else []),
             *self._to(),
             *self._pixels(),
             *(line for p in range(self.rows) for line in self._row(p)),

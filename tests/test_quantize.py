@@ -195,7 +195,7 @@ def test_convolutions_that_no_tensor_core_multiplies_in_bytes_are_not_named_as_i
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool) -> None:
+def test_a_depthwise_convolution_is_in_bytes(signed: bool) -> None:
     """No zero point, which its padding would stand for; the scale is behind its sum."""
     net = Net(x=(1, 32, 8, 8))
     h = net("Conv", "x", net.normal(48, 32, 1, 1, scale=0.2))
@@ -208,7 +208,7 @@ def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool)
     program = fuse(lower(rewrite(made(graph, *stored(found, {a.name: OPERANDS for a in found})))))
     first, op, _ = (op for op in program.ops if isinstance(op, Conv))
     read = DType.I8 if signed else DType.U8
-    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.F32, DType.U8]
+    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.I8, DType.U8]
     assert known.tried[0].off < 0.1
     assert known.no_float8.keys() == known.within([graph], (), ("fp8",)).floats.keys()
 

@@ -1247,6 +1247,13 @@ CASES: Cases = {
     "depthwise_u8": _case(depthwise_of_bytes, (2, 40, 15, 18), (3, 3), (DType.U8, F16, DType.U8)),
     "depthwise_s8_stride2": _case(depthwise_of_bytes, (2, 36, 17, 14), (5, 5), (DType.I8, F16, F16), stride=2),
     "depthwise_s8_7x7": _case(depthwise_of_bytes, (1, 24, 14, 14), (7, 7), (DType.I8, F16, DType.I8)),
+    "depthwise_bytes_3x3": _case(depthwise_of_bytes, (3, 40, 13, 17), (3, 3), (DType.U8, DType.I8, DType.U8)),
+    "depthwise_bytes_3x3_stride2": _case(depthwise_of_bytes, (2, 80, 15, 14), (3, 3), (DType.I8, DType.I8, F16), stride=2),
+    "depthwise_bytes_5x5": _case(depthwise_of_bytes, (2, 24, 11, 9), (5, 5), (DType.I8, DType.I8, DType.I8)),
+    "depthwise_bytes_5x5_stride2": _case(depthwise_of_bytes, (5, 144, 14, 14), (5, 5), (DType.U8, DType.I8, F16), stride=2),
+    "depthwise_bytes_7x7": _case(depthwise_of_bytes, (1, 16, 7, 7), (7, 7), (DType.U8, DType.I8, DType.U8)),
+    "depthwise_bytes_1d": _case(depthwise_of_bytes, (2, 40, 50), (5,), (DType.U8, DType.I8, F16)),
+    "depthwise_bytes_9": _case(depthwise_of_bytes, (2, 40, 50), (9,), (DType.I8, DType.I8, F32)),
     "depthwise_u8_1d": _case(depthwise_of_bytes, (2, 40, 50), (9,), (DType.U8, F32, F32)),
     "depthwise_many": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, ep=MANY),
     # matrix products
