@@ -25,7 +25,7 @@ THREADS = 128
 
 
 class ConvDirect(TextKernel):
-    """Every Conv of floats, or of bytes by floats or by int8 of one input channel, whose output can be stored in rows of channels."""
+    """Every Conv of floats, or of bytes by floats or each by its own int8, whose output can be stored in rows of channels."""
 
     name = "conv_direct"
     realises = Conv
