@@ -8,6 +8,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import Epilogue, Expr
 from tccompile.ir.types import DType
 from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
@@ -22,6 +23,13 @@ def depthwise(channels: int = 24, size: int = 14, window: int = 3, **how):
     return conv("depthwise", (2, channels, size, size + 1), channels, (window, window), groups=channels, **how)
 
 
+def exact_sums():
+    """Of bytes by bytes, as int64."""
+    program = depthwise_of_bytes("s8", (1, 16, 5, 5), (3, 3), (DType.I8, DType.I8, DType.I32))
+    (op,) = program.ops
+    return replace(program, ops=(replace(op, epilogue=Epilogue(Expr("acc", (), None, DType.I64))),))
+
+
 @pytest.mark.parametrize("program", [depthwise(), depthwise(33), depthwise(to="output"), depthwise(dtype=DType.F32)], ids=str)
 def test_supports(program) -> None:
     assert KERNEL.supports(program.ops[0], program, ARCH) is None
@@ -33,7 +41,7 @@ def test_supports(program) -> None:
         (program_of("conv_groups_4"), "no depthwise convolution"),
         (program_of("conv_multiplier"), "no depthwise convolution"),
         (depthwise(dtype=DType.BF16), "bfloat16"),
-        (of_8_bits("s8", (1, 16, 5, 5), 16, (3, 3), groups=16), "integers"),
+        (exact_sums(), "integers"),
         (of_8_bits("u8", (1, 16, 5, 5), 16, (3, 3), (DType.U8, DType.U8, DType.I32), groups=16), "uint8"),
     ],
     ids=["groups", "multiplier", "bf16", "exact sums", "by unsigned bytes"],
