@@ -24,7 +24,7 @@ from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import BYTES, filter_of, image, image_strides, pair, place, unrolled
 from tccompile.kernels.depthwise_sm90_walk import constant
 from tccompile.kernels.loops import refusal, vectors
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.ptx.atoms import atoms
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
@@ -39,6 +39,8 @@ POSITIONS = 4
 
 EACH = 8
 """Channels of a product."""
+
+ATOM = "mma.m16n8k32.s8"
 
 STORED = (*BYTES, DType.F16)
 
@@ -55,6 +57,58 @@ TILES: dict[tuple[int, int], Tiles] = {
 """By a filter's columns and its stride."""
 
 
+def unfit(op: Op, program: Program, arch: Arch) -> str | None:
+    """Why this is no depthwise convolution of bytes whose results mma.sync of pixels as they lie gives; None if it is one."""
+    assert isinstance(op, Conv)
+    x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
+    if not op.groups == x.shape[1] == w.shape[0]:
+        return "it is no depthwise convolution: groups, input channels and output channels differ"
+    if x.dtype not in BYTES or w.dtype is not DType.I8 or y.dtype not in STORED:
+        return f"it multiplies {x.dtype.value} by {w.dtype.value} to {y.dtype.value}: not bytes by int8 to bytes or float16"
+    if ATOM not in (atom.name for atom in atoms(arch, "s8", "s8")):
+        return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns of bytes"
+    (r, s), stride = unrolled(op, program)
+    if (s, stride) not in TILES:
+        r, s = filter_of(w)
+        return f"its filter is {r}×{s}: it takes 3×3, 5×5 with stride 1 or 2, and 7×7 with stride 1, without dilation"
+    for t in (x, y):
+        if not vectors(t, 1, EACH):
+            return f"the channels of {t.name} do not lie in aligned vectors of {EACH}"
+    if (reason := refusal(op, program, epilogue.frame_of(op, program))) is not None:
+        return reason
+    form = epilogue.describe(op, program, epilogue.frame_of(op, program), EACH).form
+    if form.y.shuffled or form.y.mode != "vector":
+        return f"the channels of {y.name} do not lie in aligned vectors of {EACH}"
+    if form.taken is not DType.F32 or form.also is not None:
+        return "its sums are stored as integers, or beside something else"
+    if loads := epilogue.loads_by_row(op, program):
+        return f"its epilogue reads {loads[0].tensor.name} for each pixel"
+    return None
+
+
+def functions(params: Value, form: epilogue.Form, space: str) -> tuple[dict[str, Called], tuple[str, ...]]:
+    """What `Text` calls but for `read`, and the kinds of what the epilogue takes; `space`: where results are stored."""
+    stored = epilogue.source(form, 2 * COLUMNS, stores=False, keeps=True)
+    assert stored.kept
+    scope: dict[str, Called] = {
+        "kept": stored.kept,
+        "results": stored.function,
+        "read_byte": intrinsic("ptx.memory.load_bytes", 1),
+        "multiply": intrinsic("ptx.mma.warp_multiply", ATOM, "s8", OPERANDS[params["x"]]),
+        "shifted": intrinsic("ptx.simt.shifted"),
+        "shuffle": intrinsic("ptx.simt.shuffle_int"),
+        "permute": intrinsic("ptx.simt.permute"),
+        "put": intrinsic("ptx.memory.store", DType.I32, params["lanes"] // EACH * form.y.dtype.size, True, space),
+        "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
+        "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
+    }
+    if form.y.dtype is DType.F16:
+        scope["halves"] = intrinsic("ptx.mma.halves")
+    else:
+        scope["rounded"] = intrinsic("ptx.memory.rounded", form.y.dtype)
+    return scope, stored.kinds
+
+
 class DepthwiseBytes(TextKernel):
     """Conv with as many groups as input and output channels, NHWC or NWC, in 8 bits, by mma.sync; from sm_80 on."""
 
@@ -63,32 +117,7 @@ class DepthwiseBytes(TextKernel):
     tensor_cores = True
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
-        assert isinstance(op, Conv)
-        x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
-        if not op.groups == x.shape[1] == w.shape[0]:
-            return "it is no depthwise convolution: groups, input channels and output channels differ"
-        if x.dtype not in BYTES or w.dtype is not DType.I8 or y.dtype not in STORED:
-            return f"it multiplies {x.dtype.value} by {w.dtype.value} to {y.dtype.value}: not bytes by int8 to bytes or float16"
-        atom = warp_atom(arch, "s8", "s8")
-        if atom is None or atom.m != 16:
-            return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns of bytes"
-        (r, s), stride = unrolled(op, program)
-        if (s, stride) not in TILES:
-            r, s = filter_of(w)
-            return f"its filter is {r}×{s}: it takes 3×3, 5×5 with stride 1 or 2, and 7×7 with stride 1, without dilation"
-        for t in (x, y):
-            if not vectors(t, 1, EACH):
-                return f"the channels of {t.name} do not lie in aligned vectors of {EACH}"
-        if (reason := refusal(op, program, epilogue.frame_of(op, program))) is not None:
-            return reason
-        form = epilogue.describe(op, program, epilogue.frame_of(op, program), EACH).form
-        if form.y.shuffled or form.y.mode != "vector":
-            return f"the channels of {y.name} do not lie in aligned vectors of {EACH}"
-        if form.taken is not DType.F32 or form.also is not None:
-            return "its sums are stored as integers, or beside something else"
-        if loads := epilogue.loads_by_row(op, program):
-            return f"its epilogue reads {loads[0].tensor.name} for each pixel"
-        return None
+        return unfit(op, program, arch)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
@@ -145,32 +174,12 @@ class DepthwiseBytes(TextKernel):
         return Work((launch,) if units else ())
 
     def source(self, arch: Arch, **params: Value) -> KernelText:
-        form, lanes = epilogue.Form.decoded(params["epilogue"]), params["lanes"]
-        stored = epilogue.source(form, 2 * COLUMNS, stores=False, keeps=True)
-        assert stored.kept
-        atom = warp_atom(arch, "s8", "s8")
-        assert atom
-        words = lanes // EACH * form.y.dtype.size
-        scope: dict[str, Called] = {
-            "kept": stored.kept,
-            "results": stored.function,
-            "read_byte": intrinsic("ptx.memory.load_bytes", 1),
-            "read": intrinsic("ptx.memory.load_words", lanes // 4, "global.nc"),
-            "multiply": intrinsic("ptx.mma.warp_multiply", atom.name, "s8", OPERANDS[params["x"]]),
-            "shifted": intrinsic("ptx.simt.shifted"),
-            "shuffle": intrinsic("ptx.simt.shuffle_int"),
-            "permute": intrinsic("ptx.simt.permute"),
-            "put": intrinsic("ptx.memory.store", DType.I32, words, True),
-            "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
-            "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
-        }
-        if form.y.dtype is DType.F16:
-            scope["halves"] = intrinsic("ptx.mma.halves")
-        else:
-            scope["rounded"] = intrinsic("ptx.memory.rounded", form.y.dtype)
-        signature = {**parameters("address", "x, w, y"), **parameters("int", NUMBERS), "e": stored.kinds}
-        blocks = TILES[params["taps"][1], params["stride"]][params["rows"], lanes]
-        return KernelText(signature, _Text(params, form.y.dtype).lines(), scope, THREADS, blocks)
+        form = epilogue.Form.decoded(params["epilogue"])
+        scope, kinds = functions(params, form, "global")
+        scope["read"] = intrinsic("ptx.memory.load_words", params["lanes"] // 4, "global.nc")
+        signature = {**parameters("address", "x, w, y"), **parameters("int", NUMBERS), "e": kinds}
+        blocks = TILES[params["taps"][1], params["stride"]][params["rows"], params["lanes"]]
+        return KernelText(signature, Text(params, form.y.dtype).lines(), scope, THREADS, blocks)
 
 
 NUMBERS = (
@@ -187,7 +196,7 @@ def parts_of(columns: int, stride: int) -> int:
     return ceil_div(columns + stride, POSITIONS)
 
 
-class _Text:
+class Text:
     """The kernel's source. x, y: (N, H, W, C), w: (R, S, C).
 
     A warp: the rectangles from 8 · octet on, `rows` by 2 pixels each, by `lanes` channels from c on. With as many products side
@@ -210,14 +219,18 @@ class _Text:
             "octet = divide(warp, groups_m, groups_s)",
             f"c = i32((warp - octet * groups) * i32({self.lanes}))",
             "upper = g >> i32(2)",  # which half of a vector, and of a product's words
-            *self._weights(),
+            *self.weights(),
             *(["wait_for_earlier_grids()", "let_later_grids_start()"] if self.early else []),
             *self._to(),
             *self._pixels(),
-            *(line for p in range(self.rows) for line in self._row(p)),
+            *(
+                line
+                for p in range(self.rows)
+                for line in self.row(p, f"to + i64(i32(i32({p}) * yh)) * i64({self.y.size})", f"i32({p} < ends)")
+            ),
         ]
 
-    def _weights(self) -> list[str]:
+    def weights(self) -> list[str]:
         """The lane's words of a, w{r}_{part}_{product}: its channel's weights, in the one of two words where the channel is."""
         out = [
             "low = select(upper == i32(0), i32(g << i32(3)), i32(32))",
@@ -278,8 +291,8 @@ class _Text:
             out += [f"x{i}_{part} = read(line + column{part}, i32(present & there{part}))" for part in self.parts]
         return out
 
-    def _row(self, p: int) -> list[str]:
-        """A row of y: its sums, what becomes of them, and the store."""
+    def row(self, p: int, to: str, there: str) -> list[str]:
+        """A row of y: its sums, what becomes of them, and the store: to where, and whether the lane stores."""
         out, words = [], list[str]()
         for j in self.products:
             sums = "i32(0), i32(0), i32(0), i32(0)"
@@ -293,7 +306,7 @@ class _Text:
             out.append(f"v = results((f32(s0), f32(s2), f32(s1), f32(s3)), kept{j}, first{j}, e)")
             out += self._halves(j) if self.y is DType.F16 else self._bytes(j)
             words += [f"u{j}", f"v{j}"] if self.y is DType.F16 else [f"u{j}"]
-        return [*out, f"put(to + i64(i32(i32({p}) * yh)) * i64({self.y.size}), {', '.join(words)}, i32({p} < ends))"]
+        return [*out, f"put({to}, {', '.join(words)}, {there})"]
 
     def _bytes(self, j: int) -> list[str]:
         """Of four lanes' words, of four pixels each, the lane's own pixel."""
