@@ -40,6 +40,9 @@ POSITIONS = 4
 EACH = 8
 """Channels of a product."""
 
+LINE = 128
+"""Bytes of a line of the L1 cache."""
+
 ATOM = "mma.m16n8k32.s8"
 
 STORED = (*BYTES, DType.F16)
@@ -130,20 +133,21 @@ class DepthwiseBytes(TextKernel):
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Conv)
-        own = measured(arch).depthwise
+        own = measured(arch).depthwise_bytes
         rows, lanes = config["rows"], config["lanes"]
         n, c, p, q = image(program.op_shape(op))
         (r, s), stride = unrolled(op, program)
         warps = ceil_div(n * ceil_div(p, rows) * ceil_div(q, COLUMNS), 8) * ceil_div(c, lanes)
-        products, read = parts_of(s, stride), (rows - 1) * op.strides[0] + r
-        of_weights = r * products * lanes // EACH
-        instructions = 120 + 9 * of_weights + 7 * read * products + rows * lanes // EACH * (r * products + 28)
-        blocks = TILES[s, stride][rows, lanes]
-        issue = warps * instructions / (arch.sms * 4 * arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms * 0.6)
-        turns = warps / (arch.sms * 4 * blocks)
-        latency = max(1.0, turns) * (2 * own.wait_us + 0.0006 * instructions)
-        longest = max(traffic_us(op, program, arch), issue, latency)
-        return own.early_start_us + 0.75 * longest
+        size, parts, read = program.tensors[op.y].dtype.size, parts_of(s, stride), (rows - 1) * op.strides[0] + r
+        # Instructions: a weight, a vector of x and a row of results cost some each. A vector's pixels lie in lines of their own,
+        # unless they have few channels; so do those that are stored.
+        products = lanes // EACH * r * parts
+        instructions = 120 + 9 * products + 7 * read * parts + rows * (products + lanes // EACH * (20 + 8 * size))
+        pixels = min(32, max(POSITIONS, 16 * stride * c // LINE + 1))
+        lines = read * parts * pixels + rows * min(16, max(2, 16 * c * size // LINE))
+        clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
+        issue, reading = warps * instructions / (4 * arch.sms * clock), warps * lines / (arch.sms * clock)
+        return own.start_us + own.issue * issue + own.line * reading + own.moving * traffic_us(op, program, arch)
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)

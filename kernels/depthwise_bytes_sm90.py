@@ -19,7 +19,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image, unrolled
-from tccompile.kernels.depthwise_bytes import COLUMNS, POSITIONS, Text, functions, parts_of, unfit
+from tccompile.kernels.depthwise_bytes import COLUMNS, EACH, POSITIONS, Text, functions, parts_of, unfit
 from tccompile.kernels.depthwise_sm90_walk import constant
 from tccompile.kernels.parts.maps import image_map, unmapped
 from tccompile.kernels.rates import measured
@@ -182,13 +182,15 @@ class DepthwiseBytesSm90(TextKernel):
                         yield config
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        tile = tile_of(op, program, config)
-        blocks, held = (
-            self._blocks(op, program, tile),
-            min(arch.smem_sm // (tile.smem + KIB), 2048 // tile.threads, 512 * 4 // tile.threads),
-        )
-        turns = max(1.0, blocks / (arch.sms * max(1, held)))
-        return measured(arch).depthwise.early_start_us + traffic_us(op, program, arch) + 0.5 * turns
+        own, tile = measured(arch).depthwise_bytes, tile_of(op, program, config)
+        # Instructions of a warp: its weights, and of each octet of rectangles vectors of x and rows of results.
+        parts, each = parts_of(tile.taps, tile.stride), tile.lanes // EACH
+        read, products = (tile.rows - 1) * tile.stride + tile.taps, each * tile.taps * parts
+        of_octet = 50 + 2 * read * parts + tile.rows * (products + each * (20 + 8 * tile.size))
+        instructions = tile.groups * (tile.along * (150 + 9 * products) + tile.octets * of_octet)
+        clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
+        issue = self._blocks(op, program, tile) * instructions / (4 * arch.sms * clock)
+        return own.start_us + own.issue * issue + own.moving * traffic_us(op, program, arch)
 
     @staticmethod
     def _blocks(op: Op, program: Program, tile: Tile) -> int:

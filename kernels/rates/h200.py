@@ -13,6 +13,7 @@ from tccompile.kernels.rates.rate import (
     ConvPatch,
     ConvStem,
     Depthwise,
+    DepthwiseBytes,
     DepthwiseMma,
     DepthwiseSm90,
     GemmMma,
@@ -42,6 +43,7 @@ CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
+BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
@@ -112,6 +114,12 @@ H200 = Rates(
         wait_us=Rate(0.1, "µs", DEPTHWISE, "2026-11-22"),
         instruction_us=Rate(0.0013, "µs", DEPTHWISE, "2026-11-22"),
         exposed=Rate(0.3, "of the time", DEPTHWISE, "2026-11-22"),
+    ),
+    depthwise_bytes=DepthwiseBytes(
+        start_us=Rate(2.1, "µs", BYTES_BY_BYTES, "2026-11-26"),
+        issue=Rate(0.93, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+        line=Rate(0.144, "cycles", BYTES_BY_BYTES, "2026-11-26"),
+        moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),

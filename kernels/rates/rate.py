@@ -154,6 +154,20 @@ class Depthwise:
 
 
 @dataclass(frozen=True)
+class DepthwiseBytes:
+    """What `depthwise_bytes.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, and what its blocks wait for."""
+    issue: Rate
+    """Where instructions are issued at every cycle."""
+    line: Rate
+    """A line of the L1 cache, of those that a warp reads or writes at once."""
+    moving: Rate
+    """Each tensor's bytes once."""
+
+
+@dataclass(frozen=True)
 class DepthwiseMma:
     """What `depthwise_mma.py` asks of a GPU."""
 
@@ -742,6 +756,7 @@ class Rates:
     conv_stem: ConvStem
     conv_patch: ConvPatch
     depthwise: Depthwise
+    depthwise_bytes: DepthwiseBytes
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
     gemv: Gemv
