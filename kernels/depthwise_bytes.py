@@ -101,7 +101,7 @@ def functions(params: Value, form: epilogue.Form, space: str) -> tuple[dict[str,
         "shifted": intrinsic("ptx.simt.shifted"),
         "shuffle": intrinsic("ptx.simt.shuffle_int"),
         "permute": intrinsic("ptx.simt.permute"),
-        "put": intrinsic("ptx.memory.store", DType.I32, params["lanes"] // EACH * form.y.dtype.size, True, space),
+        "put": intrinsic("ptx.memory.store", DType.I32, form.y.dtype.size, True, space),
         "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
         "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
     }
@@ -203,9 +203,8 @@ def parts_of(columns: int, stride: int) -> int:
 class Text:
     """The kernel's source. x, y: (N, H, W, C), w: (R, S, C).
 
-    A warp: the rectangles from 8 · octet on, `rows` by 2 pixels each, by `lanes` channels from c on. With as many products side
-    by side as it has eights of channels, product j has words j and j + `products` of a lane's vector: channels 4j to 4j + 3, and
-    those that lie half a vector further. So lane (g, t) has channel `first{j}` of them, and what it stores are neighbours.
+    A warp: the rectangles from 8 · octet on, `rows` by 2 pixels each, by `lanes` channels from c on. Of the products side by
+    side, number j has words 2j and 2j + 1 of a lane's vector, and of its sums lane (g, t) has channel `first{j}`.
     """
 
     def __init__(self, params: Value, y: DType) -> None:
@@ -222,7 +221,7 @@ class Text:
             "    return",
             "octet = divide(warp, groups_m, groups_s)",
             f"c = i32((warp - octet * groups) * i32({self.lanes}))",
-            "upper = g >> i32(2)",  # which half of a vector, and of a product's words
+            "upper = g >> i32(2)",  # which half of a product's words
             *self.weights(),
             *(["wait_for_earlier_grids()", "let_later_grids_start()"] if self.early else []),
             *self._to(),
@@ -230,7 +229,11 @@ class Text:
             *(
                 line
                 for p in range(self.rows)
-                for line in self.row(p, f"to + i64(i32(i32({p}) * yh)) * i64({self.y.size})", f"i32({p} < ends)")
+                for line in self.row(
+                    p,
+                    f"to + i64(i32(i32({p}) * yh)) * i64({self.y.size}) + i64({{}})",
+                    f"i32(i32({p} < ends) & within(i32(channel + i32({{}})), i32(0), y_padded))",
+                )
             ),
         ]
 
@@ -242,7 +245,7 @@ class Text:
         ]
         for j in self.products:
             out += [
-                f"first{j} = i32(c + i32({4 * j}) + upper * i32({self.lanes // 2}) + (g & i32(3)))",
+                f"first{j} = i32(c + i32({EACH * j}) + upper * i32({EACH // 2}) + (g & i32(3)))",
                 f"known = within(first{j}, i32(0), w_padded)",
                 f"filters = w + i64(first{j})",
                 f"kept{j} = kept(first{j}, e)",
@@ -266,8 +269,8 @@ class Text:
             "rectangle = i32(octet * i32(8) + t * i32(2) + ((g >> i32(1)) & i32(1)))",
             *place(f"i32({self.rows})", COLUMNS),
             "q = i32(q0 + (g & i32(1)))",
-            f"channel = i32(c + upper * i32({self.lanes // 2}))",
-            "stored = i32(within(rectangle, i32(0), rectangles) & within(q, i32(0), Q) & within(channel, i32(0), y_padded))",
+            f"channel = i32(c + upper * i32({EACH // 2}))",
+            "stored = i32(within(rectangle, i32(0), rectangles) & within(q, i32(0), Q))",
             "ends = select(stored != 0, i32(P - p0), i32(0))",
             f"to = y + (i64(n) * i64(yn) + i64(i32(i32(p0 * yh) + i32(q * yw))) + i64(channel)) * i64({self.y.size})",
         ]
@@ -296,21 +299,23 @@ class Text:
         return out
 
     def row(self, p: int, to: str, there: str) -> list[str]:
-        """A row of y: its sums, what becomes of them, and the store: to where, and whether the lane stores."""
-        out, words = [], list[str]()
+        """A row of y: its sums, what becomes of them, and the stores: to where, by the first one's bytes before, and whether the
+        lane stores, by its channels before."""
+        out = list[str]()
         for j in self.products:
             sums = "i32(0), i32(0), i32(0), i32(0)"
             for r in range(self.down):
                 for part in self.parts:
                     weights = ", ".join(f"{half}{pixel}{r}_{part}_{j}" for half in "lh" for pixel in (0, 1))
-                    pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for k in (j, j + len(self.products)))
+                    pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for k in (2 * j, 2 * j + 1))
                     out.append(f"s0, s1, s2, s3 = multiply({sums}, {weights}, {pixels})")
                     sums = "s0, s1, s2, s3"
             # Sums of both columns for the left pixels, then for the right ones: results in the order of the pixels.
             out.append(f"v = results((f32(s0), f32(s2), f32(s1), f32(s3)), kept{j}, first{j}, e)")
             out += self._halves(j) if self.y is DType.F16 else self._bytes(j)
-            words += [f"u{j}", f"v{j}"] if self.y is DType.F16 else [f"u{j}"]
-        return [*out, f"put({to}, {', '.join(words)}, {there})"]
+            words = f"u{j}, v{j}" if self.y is DType.F16 else f"u{j}"
+            out.append(f"put({to.format(EACH * j * self.y.size)}, {words}, {there.format(EACH * j)})")
+        return out
 
     def _bytes(self, j: int) -> list[str]:
         """Of four lanes' words, of four pixels each, the lane's own pixel."""

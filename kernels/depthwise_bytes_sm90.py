@@ -310,7 +310,7 @@ class _Text(Text):
             *self._place(),
             f"to = i32(out + i32(its_band * i32({tile.rows * line_out})))",
             f"pixel = i32(i32(its_pair * i32({COLUMNS})) + (g & i32(1)))",
-            f"to = i32(to + i32(i32(pixel * i32({tile.channels})) + own + upper * i32({tile.lanes // 2})) * i32({tile.size}))",
+            f"to = i32(to + i32(i32(pixel * i32({tile.channels})) + own + upper * i32({EACH // 2})) * i32({tile.size}))",
             "rectangle = i32(octet * i32(8) + g)",
             f"rectangle = select(rectangle < i32({tile.rectangles}), rectangle, i32({tile.rectangles - 1}))",
             *self._place(),
@@ -323,7 +323,7 @@ class _Text(Text):
         for i in range((tile.rows - 1) * tile.stride + tile.taps):
             for part in self.parts:
                 out.append(f"x{i}_{part} = read(i32(at + i32({i * line_in + part * POSITIONS * tile.channels})))")
-        return out + [line for p in range(tile.rows) for line in self.row(p, f"i32(to + i32({p * line_out}))", "stored")]
+        return out + [line for p in range(tile.rows) for line in self.row(p, f"i32(to + i32({p * line_out} + {{}}))", "stored")]
 
     def _place(self) -> list[str]:
         return [
