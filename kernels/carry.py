@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.expr import Epilogue, View, call, constant, identity_view, load
+from tccompile.ir.expr import Epilogue, View, call, constant, coord, identity_view, load
 from tccompile.ir.ops import Carry, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -48,5 +48,11 @@ def _copy(op: Op, program: Program) -> Pointwise:
     expr = load(0, x.dtype.compute)
     if op.over is not None and op.going is not None:
         views += [identity_view(op.over, y.rank), View(op.going, (constant(0),) * program.tensors[op.going].rank)]
-        expr = call("where", load(2, DType.BOOL), expr, load(1, y.dtype.compute))
+        takes = load(2, DType.BOOL)
+        if op.here is not None:  # a row, which y's rows have where they are said to
+            others = [coord(axis) for axis in range(1, y.rank)]
+            views[0] = View(op.x, (constant(0), *others))
+            views.append(View(op.here, (coord(0), *[constant(0)] * len(others))))
+            takes = call("bit_and", takes, load(3, DType.BOOL))
+        expr = call("where", takes, expr, load(1, y.dtype.compute))
     return Pointwise(nodes=op.nodes, y=op.y, epilogue=Epilogue(expr, tuple(views)))

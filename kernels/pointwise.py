@@ -333,6 +333,9 @@ class PointwiseKernel(TextKernel):
             yield {"tile": TILE}
         yield from ({"lanes": n} for n in _lanes(plan))
 
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        return "tile" not in config or _transposed(_plan(op, program), op.epilogue.expr) is not None
+
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         own, launch, traffic = measured(arch).pointwise, measured(arch).launch_us, traffic_us(op, program, arch)
         if "tile" in config:

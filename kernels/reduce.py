@@ -18,6 +18,7 @@ from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
@@ -216,20 +217,14 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
     inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
     row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
     unit = inner.strides[0][-1] == 1
-    if (
-        lane not in op.axes
-        and vectors(x, lane, LANES)
-        and is_vector_type(x)
-        and x.shape[lane] > 1
-        and y.padded[lane] % LANES == 0
-    ):
+    if lane not in op.axes and vectors(x, lane, LANES) and _in_vectors(x) and x.shape[lane] > 1 and y.padded[lane] % LANES == 0:
         outputs = row_count * (y.padded[lane] // LANES)
         threads = min(THREADS // min(beside, power(outputs)), power(inner.size))
         return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
     vector = 1
-    if unit and is_vector_type(x):
+    if unit and _in_vectors(x):
         steps = [
             *rows.strides[0],
             *inner.strides[0][:-1],
@@ -246,6 +241,11 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
         items = ceil_div(inner.size, vector)
         threads = min(32, power(items)) if items <= 256 else THREADS
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
+
+
+def _in_vectors(x: Tensor) -> bool:
+    """Whether a thread reads 8 neighbours at once: they have 4 bytes at most."""
+    return is_vector_type(x) or x.dtype in (DType.I8, DType.U8, DType.I16, DType.U16)
 
 
 def _exchanges(shares: Shares, acc: DType) -> bool:

@@ -17,8 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.cli import commands as cli
 from tccompile.cli import foreign
+from tccompile.cli import progress as progress_of
 from tccompile.cli.bug import where_to_send
 from tccompile.cli.cache import cache
+from tccompile.cli.tccompile import SECTIONS
 from tccompile.ir.ops import Conv, Op
 from tccompile.lower.registry import CONVERTERS
 from tccompile.options import Options
@@ -165,7 +167,7 @@ def test_no_hint_is_about_an_option_that_there_is() -> None:
 
 def test_help_shows_each_option_under_one_heading(run: Any) -> None:
     text = run("tccompile", "-h").out
-    assert re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) == [*cli.SECTIONS, "Others"]
+    assert re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE) == [*SECTIONS, "Others"]
     for option in (p for p in cli.tccompile.params if p.param_type_name == "option"):
         shown = re.findall(rf"^  (?:-\w, )?{re.escape(max(option.opts, key=len))}(?![\w-])", text, re.MULTILINE)
         assert len(shown) == 1, option
@@ -278,7 +280,7 @@ def test_what_may_be_a_bug_is_written_down_when_asked_for(
 
 
 def test_all_generations_are_announced_when_there_is_something_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    with cli._Progress(False, False, "for all of them") as progress:
+    with progress_of.Progress(False, False, "for all of them") as progress:
         progress("schedule", 0, 9)
         progress("emit", 5, 5)
         assert capsys.readouterr().err == ""
@@ -291,11 +293,11 @@ def test_stages_are_shown_where_there_are_no_bars(capsys: pytest.CaptureFixture[
     """As in an installation that only runs plans."""
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with cli._Progress(False, False) as progress:
+    with progress_of.Progress(False, False) as progress:
         progress("run", 0, 1)
         progress("measure", 0, 1)
         progress.stop()
-    assert capsys.readouterr().err == f"\rrun…{cli.CLEAR}\rmeasure…{cli.CLEAR}\r{cli.CLEAR}"
+    assert capsys.readouterr().err == f"\rrun…{progress_of.CLEAR}\rmeasure…{progress_of.CLEAR}\r{progress_of.CLEAR}"
 
 
 def test_stages_are_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

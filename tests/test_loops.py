@@ -70,6 +70,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
         {"a": ONE},
         ("r", "s"),
     ),
+    "rows of what comes in": lambda: looped([("Add", "a x", "a_"), ("Identity", "a", "r")], {"a": ONE}, ("r",)),
     "a row at a place": lambda: looped(
         [("Gather", "t i", "g"), ("Add", "a g", "a_")], {"a": ONE}, t=np.float32([[1], [2], [4], [8]])
     ),

@@ -11,6 +11,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
     into_parts            f(concat(x, y), z)             =>  concat(f(x, z), f(y, z))
     finish_sums           s · product(x, w) + b          =>  product(x, w) with that epilogue, where the product is of bytes
     read_bytes            conv(s · x, w)                 =>  s · conv(x, w), x bytes, w a filter for each channel
+    read_integers         f(dequantize(x))               =>  (f ∘ dequantize)(x), for each of several f, and for reductions
     compose               f(g(x))                        =>  (f ∘ g)(x), one Pointwise
     gather_rows           scatter(x, at = rows i, u)     =>  the rows of u where i has them, and else those of x
     masks_once            attention(…, mask = f(x))      =>  f(x) for one row, if it is the same for all
@@ -39,6 +40,7 @@ from tccompile.fuse.epilogues import epilogues, finish_sums
 from tccompile.fuse.flatten import flatten_into_weights
 from tccompile.fuse.gaps import leave_gaps
 from tccompile.fuse.gather import gather_channels
+from tccompile.fuse.integers import read_integers
 from tccompile.fuse.joined import join_products
 from tccompile.fuse.masks import masks_once
 from tccompile.fuse.own import lay_as_asked, write_outputs
@@ -63,6 +65,7 @@ def fuse(program: Program) -> Program:
         into_parts,
         finish_sums,
         read_bytes,
+        read_integers,
         compose,
         gather_rows,
         masks_once,

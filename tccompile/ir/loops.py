@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tccompile.ir.ops import Carry, Op
+from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ def held_apart(program: Program) -> Program:
     for op in program.ops:
         if isinstance(op, Carry) and op.role == "next" and tensors[op.x].storage in carried:
             held = replace(tensors[op.over or ""], name=f"{op.y}/held")
+            if op.here is not None:
+                held = dense(held.name, tensors[op.x].shape, held.dtype)
             tensors[held.name] = held
             ops.append(Carry(nodes=op.nodes, y=held.name, epilogue=op.epilogue, role="hold", loop=op.loop, x=op.x))
             op = replace(op, x=held.name)

@@ -87,6 +87,16 @@ class Repeated:
         return f"{self.prefix}#turn"
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """What all iterations give: the names of it as it is so far, of its first value, of one more row, and of where that goes."""
+
+    name: str
+    zero: str
+    row: str
+    here: str
+
+
 class Repeater:
     """Makes a loop's body nodes of a graph that is folded."""
 
@@ -135,8 +145,8 @@ class Repeater:
         more, goes_on = self._condition(self.condition, turned)
         begin = dict(zip(loop.carried, loop.initial, strict=True))
         begin |= {loop.turn: self.s.constant(0), flags[0]: loop.going or self.s.constant(True, bool)}
-        begin |= {name: zero for name, zero, _ in buffers}
-        left = [*zip(loop.carried, new, strict=True), (loop.turn, turned), *((name, to) for name, _, to in buffers)]
+        begin |= {buffer.name: buffer.zero for buffer in buffers}
+        left = [*zip(loop.carried, new, strict=True), (loop.turn, turned)]
         if loop.short and not self.counted:
             raise self.differs("it goes round a known number of times, and is short")
         if loop.few and not self.counted and new == loop.carried:
@@ -144,8 +154,10 @@ class Repeater:
         if loop.limited:
             begin[flags[1]] = self.s.constant(False, bool)
             left.append((flags[1], more))
-        self._put_together(mark, begin, [(old, to) for old, to in left if old != to], (flags[0], goes_on))
-        self._bind(begin, [*loop.carried, *(name for name, _, _ in buffers)], flags[1])
+        changed = [[new, old, flags[0]] for old, new in left if old != new]
+        changed += [[buffer.row, buffer.name, flags[0], buffer.here] for buffer in buffers]
+        self._put_together(mark, begin, changed, goes_on)
+        self._bind(begin, [*loop.carried, *(buffer.name for buffer in buffers)], flags[1])
 
     # --- what an iteration computes beside its body
 
@@ -163,8 +175,8 @@ class Repeater:
         more = s.add("And", parts) if len(parts) > 1 else parts[0] if parts else inside
         return more, s.add("And", [more, inside]) if parts else inside
 
-    def _row(self, k: int, name: str) -> tuple[str, str, str]:
-        """What all iterations give: the name of it as it is so far, zero, and the name of it with one more row."""
+    def _row(self, k: int, name: str) -> _Rows:
+        """What all iterations give, of which this is one's."""
         f, s, bound = self.folder, self.s, self.loop.bound
         self.plain(name)
         kind = f.type_of(name, self.node)
@@ -172,8 +184,7 @@ class Repeater:
         f.types[buffer] = Type(kind.elem, (bound, *kind.shape))
         place = s.constant(np.arange(bound).reshape(bound, *[1] * len(kind.shape)))
         here = s.add("Equal", [place, self.loop.turn])
-        zero = s.constant(kind.dtype.type(0), kind.dtype)
-        return buffer, zero, s.add("Where", [here, s.add("Unsqueeze", [name, s.constant([0])]), buffer])
+        return _Rows(buffer, s.constant(kind.dtype.type(0), kind.dtype), s.add("Unsqueeze", [name, s.constant([0])]), here)
 
     def plain(self, name: str) -> None:
         """Raises UnsupportedError for what is no tensor of one shape."""
@@ -186,8 +197,12 @@ class Repeater:
 
     # --- nodes
 
-    def _put_together(self, mark: int, begin: Mapping[str, str], left: Sequence[tuple[str, str]], flag: tuple[str, str]) -> None:
-        """Puts in order: what does not change from iteration to iteration, what enters, what does, and what is left behind."""
+    def _put_together(self, mark: int, begin: Mapping[str, str], left: Sequence[Sequence[str]], goes_on: str) -> None:
+        """Puts in order: what does not change from iteration to iteration, what enters, what does, and what is left behind.
+
+        left  the inputs of each "next": what is new, what it is written over, …
+        """
+        going = self.flags[0]
         kept = self.folder.kept
         varying, before, body = {*begin}, kept[:mark], list[onnx.NodeProto]()
         for node in kept[mark:]:
@@ -198,12 +213,12 @@ class Repeater:
                 varying.update(node.output)
         for node in body:
             node.input[:] = [self._entered(name, varying) for name in node.input]
-        self.written = {flag[0], *(old for old, _ in left)}
+        self.written = {going, *(old for _, old, *_ in left)}
         entering = self.written.union(*(node.input for node in body)) & begin.keys()
         enters = [self._carry("enter", [begin[name]], name) for name in begin if name in entering]
-        nexts = [self._carry("next", [self._entered(new, varying), old, flag[0]], f"{old}/left") for old, new in left]
-        last = [self._entered(flag[1], varying), flag[0], flag[0], *(n.output[0] for n in nexts)]
-        again = self._carry("again", last, f"{flag[0]}/left", most=self.loop.bound)
+        nexts = [self._carry("next", [self._entered(name, varying) for name in own], f"{own[1]}/left") for own in left]
+        last = [self._entered(goes_on, varying), going, going, *(n.output[0] for n in nexts)]
+        again = self._carry("again", last, f"{going}/left", most=self.loop.bound)
         outer = [self._carry("enter", [name], to) for name, to in self.outside.items()]
         kept[:] = [*before, *enters, *outer, *body, *nexts, again]
         self.s.seen = mark

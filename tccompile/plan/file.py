@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from tccompile.errors import LaunchError, PlanError
+from tccompile.garbage import no_garbage
 from tccompile.ir.extent import round_up
 from tccompile.ir.forms import FORMS, Form
 from tccompile.ir.limits import require
@@ -26,7 +27,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.storage import elements
 from tccompile.ir.weights import SMALL, Literal, leaves
 from tccompile.plan import FORMAT_VERSION, codec
-from tccompile.plan.format import Contents, Family
+from tccompile.plan.format import Contents, Entry, Family
 from tccompile.plan.formulas import Slot
 from tccompile.plan.rules import FORMULAS, check_family, check_plan, naming
 from tccompile.plan.stretch import Stretch
@@ -189,10 +190,42 @@ def _codec(code: codec.Pair, weights: codec.Pair, array: codec.Pair) -> codec.Co
     """How plans are written and read. In a family any integer may be a slot, which is written as its number under "$"."""
     classes = {Op: OPS, Form: FORMS}
     numbers = {int: _open(codec.INTEGER), float: _open(codec.NUMBER), codec.CONSTANT: _open(codec.OF_CONSTANT)}
-    open_ = codec.Codec(classes, {np.ndarray: array, **numbers})
+    of_programs = _Programs(codec.Codec(classes, {np.ndarray: array, **numbers}))
+    open_ = codec.Codec(classes, {np.ndarray: array, **numbers, Program: (of_programs.encode, of_programs.decode)})
     of_family = (lambda family: open_.encode(family, Family), lambda value: open_.decode(value, Family))
     special = {bytes: code, bytes | memoryview | Stretch: weights, np.ndarray: array, Family: of_family}
     return codec.Codec(classes, special)
+
+
+class _Programs:
+    """How programs of families are written and read: one that an earlier family has, as its number among those that differ."""
+
+    def __init__(self, coder: codec.Codec) -> None:
+        self._coder = coder
+        self._numbers: dict[bytes, int] = {}
+        self._read: list[tuple[Program, int]] = []
+        self._values = 0
+
+    def encode(self, program: Program) -> Any:
+        value = self._coder.encode(program, Program)
+        text = codec.dumps(value)
+        if text in self._numbers:
+            return self._numbers[text]
+        self._numbers[text] = len(self._numbers)
+        return value
+
+    def decode(self, value: Any) -> Program:
+        if type(value) is not int:
+            program: Program = self._coder.decode(value, Program)
+            self._read.append((program, codec.values(codec.dumps(value))))
+            return program
+        if not 0 <= value < len(self._read):
+            raise codec.CodecError(f"there is no program {value} before it")
+        program, count = self._read[value]
+        self._values += count  # what is in memory for each family
+        if self._values > MAX_VALUES:
+            raise codec.CodecError(f"programs of more than {MAX_VALUES} values, each as often as families have it")
+        return program
 
 
 def _open(pair: codec.Pair) -> codec.Pair:
@@ -328,7 +361,8 @@ def from_bytes(data: bytes | memoryview) -> Plan:
 
 def _read(data: Stretch) -> Plan:
     try:
-        return _checked(data)
+        with no_garbage():
+            return _checked(data)
     except MemoryError:
         raise LaunchError("there is no memory to read the plan") from None
 
@@ -396,6 +430,7 @@ def _with_packed_literals(plan: Plan) -> Plan:
 
     def whole(program: Program) -> Program:
         constants = dict(program.constants)
+        same = True
         for name, recipe in program.constants.items():
             if isinstance(recipe, Literal) and recipe.values is not _PACKED:
                 require(name not in plan.weights, f"the constant {name!r} has values, and weights")
@@ -406,13 +441,21 @@ def _with_packed_literals(plan: Plan) -> Plan:
                 require(name in plan.weights, f"the constant {name!r} has no values")
                 tensor = program.tensors[name]
                 constants[name] = Literal(elements(np.frombuffer(plan.weight(name), tensor.dtype.numpy), tensor))
-        return replace(program, constants=constants)
+                same = False
+        return program if same else replace(program, constants=constants)
 
     return _each_program(plan, whole)
 
 
 def _each_program(plan: Plan, changed: Callable[[Program], Program]) -> Plan:
     """The plan with other programs in its entries and families."""
-    entries = tuple(replace(e, program=changed(e.program)) for e in plan.entries)
-    families = tuple(replace(f, entry=replace(f.entry, program=changed(f.entry.program))) for f in plan.families)
-    return replace(plan, entries=entries, families=families)
+
+    def renewed(entry: Entry) -> Entry:
+        program = changed(entry.program)
+        return entry if program is entry.program else replace(entry, program=program)
+
+    def family_of(family: Family) -> Family:
+        entry = renewed(family.entry)
+        return family if entry is family.entry else replace(family, entry=entry)
+
+    return replace(plan, entries=tuple(map(renewed, plan.entries)), families=tuple(map(family_of, plan.families)))

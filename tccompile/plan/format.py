@@ -185,12 +185,12 @@ class Family:
         """The entry for sizes in the order of `sizes`. Raises PlanError for formulas that give nothing."""
         return self._fill(computed(self.formulas, sizes))
 
-    @property
+    @cached_property
     def lowest(self) -> Entry:
         """The entry for the least sizes."""
         return self.at([size.low for size in self.sizes])
 
-    @property
+    @cached_property
     def highest(self) -> Entry:
         """The entry for the greatest sizes."""
         return self.at([size.all[-1] for size in self.sizes])

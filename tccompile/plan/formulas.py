@@ -126,7 +126,7 @@ def _maker(tree: Any) -> Maker | None:
         number = tree.number
         return lambda numbers: numbers[number]
     if isinstance(tree, tuple | list):
-        return _many(enumerate(tree), list, tuple, tree)
+        return None if PLAIN.issuperset(map(type, tree)) else _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
         return _many(tree.items(), dict, None, tree)
     if names := _names(type(tree)):
@@ -163,7 +163,8 @@ def slots(tree: Any) -> int:
         if type(part) is Slot:
             most = max(most, part.number + 1)
         elif isinstance(part, tuple | list):
-            left += part
+            if not PLAIN.issuperset(map(type, part)):
+                left += part
         elif isinstance(part, Mapping):
             left += part.values()
         else:
@@ -274,21 +275,45 @@ ARRAYS: Mapping[str, Callable[[Any, Any], Any]] = {
 EXACT = 1 << 53
 
 
-class Prepared:
-    """Formulas that are computed again and again, of which it is known whether they all give numbers: then these are not looked
-    at again."""
+KEPT = 1 << 16
+"""Numbers up to which what formulas give at all sizes is kept."""
 
-    def __init__(self, formulas: Sequence[Formula], proven: bool):
-        self.formulas, self.proven = formulas, proven
-        self._quotients = [i for i, (op, _, _) in enumerate(formulas) if op == "/"]
+
+class Prepared:
+    """Formulas that are computed again and again.
+
+    known  what they give at all sizes, as `everywhere` says: then numbers are not looked at again, and of few sizes only found
+    """
+
+    def __init__(self, formulas: Sequence[Formula], sizes: Sequence[Size], known: np.ndarray | None):
+        self.formulas, self._sizes = formulas, [size.all for size in sizes]
+        self._proven = known is not None
+        self.kept = np.ascontiguousarray(known.T) if known is not None and known.size <= KEPT else None
+        """What they give at all sizes, a row each, of few sizes."""
+        self._quotients = [(i, a, b) for i, (op, a, b) in enumerate(formulas) if op == "/"]
         self._numbers = [a if op == "int" else 0 for op, a, _ in formulas]
         self._of_sizes = [(i, a) for i, (op, a, _) in enumerate(formulas) if op == "size"]
         self._steps = [(i, UNCHECKED[op], a, b) for i, (op, a, b) in enumerate(formulas) if op in UNCHECKED]
 
-    def at(self, sizes: Sequence[int]) -> list[Any]:
-        """As `computed`."""
-        if not self.proven:
-            return computed(self.formulas, sizes)
+    def at(self, sizes: Sequence[int]) -> tuple[list[Any], np.ndarray]:
+        """What `computed` gives at these sizes, which are some of all, and that as `integers`."""
+        if self.kept is not None:
+            whole = self.kept[self.row(sizes)]
+            numbers: list[Any] = whole.tolist()
+            for i, a, b in self._quotients:
+                numbers[i] = numbers[a] / numbers[b]
+            return numbers, whole
+        numbers = self._computed(sizes) if self._proven else computed(self.formulas, sizes)
+        return numbers, self._integers(numbers)
+
+    def row(self, sizes: Sequence[int]) -> int:
+        """Which of all sizes these are."""
+        row = 0
+        for size, every in zip(sizes, self._sizes, strict=True):
+            row = row * len(every) + every.index(size)
+        return row
+
+    def _computed(self, sizes: Sequence[int]) -> list[Any]:
         out: list[Any] = self._numbers.copy()
         for i, size in self._of_sizes:
             out[i] = sizes[size]
@@ -296,10 +321,9 @@ class Prepared:
             out[i] = operation(out[a], out[b])
         return out
 
-    def integers(self, numbers: Sequence[Any]) -> np.ndarray:
-        """What `at` gives, as `integers`."""
+    def _integers(self, numbers: Sequence[Any]) -> np.ndarray:
         whole = list(numbers)
-        for i in self._quotients:
+        for i, _, _ in self._quotients:
             whole[i] = 0
         return np.array(whole, np.int64)
 

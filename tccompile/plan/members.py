@@ -75,13 +75,14 @@ class Bounds:
         self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
         found = spans(family.formulas, family.sizes)
         at_all = everywhere(family.formulas, family.sizes, found)
-        self.formulas = Prepared(family.formulas, at_all is not None)
+        self.formulas = Prepared(family.formulas, family.sizes, at_all)
         self._left = self._unproven(found)
-        self._proven = self._left is not None and at_all is not None and self._left_holds(at_all, self._left)
+        self.proven = self._left is not None and at_all is not None and self._left_holds(at_all, self._left)
+        """Whether the rules hold for all members."""
 
     def check(self, numbers: np.ndarray) -> None:
         """Raises PlanError for the member whose numbers these are, as `integers` gives them, if it breaks a rule."""
-        if self._proven:
+        if self.proven:
             return
         values = self._all(numbers)
         if self._left is None:

@@ -274,9 +274,10 @@ class _Choice:
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
         if values.estimated:
             what = f"{what}, by an estimate from the weights"
-        power = -STEP * math.ceil((math.frexp(values.largest)[1] - STEP) / STEP)
+        most = values.bound if math.isfinite(values.bound) and not values.estimated else values.largest
+        power = -STEP * math.ceil((math.frexp(most)[1] - STEP) / STEP)
         scale = 2.0 ** max(min(power, 48), -120)
-        scaled, largest = v * scale, values.largest * scale
+        scaled, largest = v * scale, most * scale
         if values.estimated and abs(power) > FAR:
             self.unsure.add(owner)
         ends = largest > 2.0**STEP or float(np.float16(largest)) / scale > DType.F32.largest  # rounded up

@@ -70,6 +70,8 @@ BYTE = 256.0
 LEAST = 2.0**-14
 """The smallest normal fp16 number."""
 
+QUANTIZED = (DType.I8, DType.U8, DType.I16, DType.U16)
+
 EXACT = 2.0**11
 """The magnitude up to which fp16 holds all whole numbers."""
 
@@ -399,6 +401,7 @@ def input_ranges(program: Program) -> dict[str, InputRange]:
 
     Indices into a table are below its extent, lengths below that of their sequences; what is read for its angle is a time step
     if it is one number a sample, and other integers are positions; floats that are multiplied by huge numbers are masks.
+    Integers of 8 and 16 bits that are dequantized, or multiplied as they are, have any value of their type.
     """
     tensors = program.tensors
     found: dict[str, InputRange] = {}
@@ -418,6 +421,9 @@ def input_ranges(program: Program) -> dict[str, InputRange]:
             name = op.views[leaf.value].tensor  # type: ignore[index]
             if factor >= MASKING and name in program.inputs and tensors[name].dtype.is_float:
                 found[name] = InputRange(0, 1, whole=True)
+        for name in {*_dequantized(op)} & {*program.inputs} - {*found}:
+            if tensors[name].dtype in QUANTIZED:
+                found[name] = InputRange(tensors[name].dtype.lowest, tensors[name].dtype.largest, whole=True)
     return {name: r for name, r in found.items() if math.isfinite(r.high) and tensors[name].dtype is not DType.BOOL}
 
 
@@ -488,6 +494,26 @@ def _shifted(e: Expr) -> Iterator[tuple[Expr, int]]:
             sign = 1 if e.fn == "add" else -1
             for leaf, added in _shifted(e.args[0]):
                 yield leaf, added + sign * int(e.args[1].value or 0)
+
+
+def _dequantized(op: Op) -> Iterator[str]:
+    """What an op multiplies, or loads and multiplies by a scale, perhaps less a zero point."""
+    yield from op.multiplied
+    for leaf in _scaled(op.epilogue.expr):
+        if leaf.fn == "load":
+            yield op.views[leaf.value].tensor  # type: ignore[index]
+    if isinstance(op, Reduce) and any(_scaled(op.pre)):
+        yield op.x
+
+
+def _scaled(e: Expr) -> Iterator[Expr]:
+    """What an expression takes for floats, perhaps less a number, and multiplies by one between 0 and 1."""
+    for part in walk(e):
+        if part.fn == "mul" and part.args[1].fn == "const" and 0 < float(part.args[1].value or 0) < 1:
+            x = part.args[0]
+            x = x.args[0] if x.fn == "sub" and x.args[1].fn == "const" else x
+            if x.fn == "cast":
+                yield x.args[0]
 
 
 def _multiplied(e: Expr, factor: float = 1.0) -> Iterator[tuple[Expr, float]]:

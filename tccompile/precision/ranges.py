@@ -110,12 +110,39 @@ def activations(
     with np.errstate(all="ignore"):
         for feeds in runs:
             evaluate(program, feeds, sources, watch, turns=TURNS)
+        for owner, bound in _bounds(program).items():
+            if owner in found:
+                found[owner].bound = bound
         for owner, need in sensitivity.needs().items():
             found[owner].need = need
         for owner, share in sensitivity.shares().items():
             if owner in found:
                 found[owner].share = share
     return found
+
+
+def _bounds(program: Program) -> dict[str, float]:
+    """What no input can make a tensor exceed, as what it stands for is saturated; by the tensor that owns the storage."""
+    out: dict[str, float] = {}
+    for op in program.ops:
+        limits, t = _limits(op.epilogue.expr), program.tensors[op.y]
+        bound = math.inf if limits is None else max(map(abs, limits))
+        out[t.storage] = max(out.get(t.storage, 0.0), bound)
+    return out
+
+
+def _limits(e: Expr) -> tuple[float, float] | None:
+    """The least and the greatest value of what is saturated, shifted and scaled by constants; None of others."""
+    if e.fn not in ("cast", "saturate", "add", "sub", "mul") or any(a.fn != "const" for a in e.args[1:]):
+        return None
+    by = [float(a.value) for a in e.args[1:]]  # type: ignore[arg-type]
+    if e.fn == "saturate":
+        return by[0], by[1]
+    if (limits := _limits(e.args[0])) is None or e.fn == "cast":
+        return limits
+    how = {"add": float.__add__, "sub": float.__sub__, "mul": float.__mul__}[e.fn]
+    first, last = how(limits[0], *by), how(limits[1], *by)
+    return min(first, last), max(first, last)
 
 
 def operands(program: Program, sources: Mapping[str, np.ndarray]) -> dict[str, Spread]:

@@ -31,6 +31,9 @@ TARGET = 2.0**-11
 ROUNDING = 2.0**-12
 """About what fp16 is off by, relative to what is stored."""
 
+MOVED = 1 / 256
+"""What part of the bytes that a tensor is quantized to rounding may make others, a step off: little beside them all."""
+
 INHERENT = 4.0
 """A product's operands may cost so many times what its result is to be exact to before the product leaves Tensor Cores."""
 
@@ -71,6 +74,7 @@ class _Read:
     moved  what its result moves by, relative to it, when the operand is rounded
     error  what rounding moves the operand by; result: the result's own size
     ratio  what the result moves by, relative to it, for what the operand moves by, relative to that
+    steps  whether the result is on a grid, so that `moved` is about how many of its numbers move by a step
     """
 
     gain: float = 0.0
@@ -78,6 +82,7 @@ class _Read:
     error: float = 0.0
     result: float = math.inf
     ratio: float = 0.0
+    steps: bool = False
 
     def add(self, error: float, change: float, result: float, operand: float) -> None:
         if not (error > 0 and result > 0 and math.isfinite(change) and math.isfinite(result)):
@@ -124,44 +129,63 @@ class Sensitivity:
             rounded = fp16(values[name])
             error = _rms(rounded - values[name])
             if error > 0:
-                change = self._change(op, values, acc, y, name, rounded)
+                on_grid = self.bytes_count and _on_steps(expr) and not (op.multiplies and name in op.operands)
+                change = self._change(op, values, acc, y, name, rounded, _steps_apart if on_grid else _apart)
                 read = self.reads.setdefault(self.number[op.y], {}).setdefault(self.program.tensors[name].storage, _Read())
                 read.add(error, size * change, size, _rms(values[name]))
+                read.steps = read.steps or on_grid
 
     def _change(
-        self, op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray, name: str, rounded: np.ndarray
+        self,
+        op: Op,
+        values: Mapping[str, np.ndarray],
+        acc: np.ndarray | None,
+        y: np.ndarray,
+        name: str,
+        rounded: np.ndarray,
+        apart: Callable[[np.ndarray, np.ndarray], float],
     ) -> float:
-        """What y moves by, relative to it, when an operand is rounded."""
+        """What y moves by, relative to it, when an operand is rounded, as `apart` has it."""
         plain = all(e.fn in STEADY for e in walk(op.epilogue.expr))
         plain &= self.steady or not isinstance(op, Pointwise)
         given = {**values, name: rounded}
         if isinstance(op, Pointwise):
-            return _apart(values[name], rounded) if plain else _apart(y, finish(op, self.program, given, None))
+            return _apart(values[name], rounded) if plain else apart(y, finish(op, self.program, given, None))
         assert acc is not None
         moved = 0.0
         if name in op.operands:
-            moved = _moved_operand(op, values, acc, name, rounded)
-            if not plain:
-                moved = _apart(y, finish(op, self.program, values, _off_by(acc, moved)))
+            other = op.compute(given, acc.shape) if apart is _steps_apart else None
+            moved = _moved_operand(op, values, acc, name, rounded) if other is None else 0.0
+            if other is not None:  # each of its numbers counts, not their size
+                moved = apart(y, finish(op, self.program, values, other))
+            elif not plain:
+                moved = apart(y, finish(op, self.program, values, _off_by(acc, moved)))
         if any(v.tensor == name for v in op.views) and not plain:
-            moved = max(moved, _apart(y, finish(op, self.program, given, acc)))
+            moved = max(moved, apart(y, finish(op, self.program, given, acc)))
         return moved
 
     def needs(self) -> dict[str, Need]:
-        """What must be stored in fp32, by the tensor that owns the storage."""
+        """What must be stored in fp32, by the tensor that owns the storage.
+
+        Products multiply fp16 whatever that does to bytes that their results become: that is what was asked for.
+        """
         found: dict[str, Need] = {}
         tolerance: dict[str, float] = {}
+        for_steps: set[str] = set()
         for i in range(len(self.program.ops) - 1, -1, -1):
             op = self.program.ops[i]
-            bound = tolerance.get(self.program.tensors[op.y].storage, math.inf)
+            y = self.program.tensors[op.y].storage
+            bound = tolerance.get(y, math.inf)
             slack = INHERENT if op.multiplies else 1.0
             for owner, read in self.reads.get(i, {}).items():
                 change = read.gain * read.error
                 if read.moved > LIMIT:
                     bound = min(bound, TARGET * read.result)
-                elif change <= slack * bound:
+                elif change <= slack * bound or (y in for_steps and op.multiplies and self.operand(op, owner)):
                     continue
-                tolerance[owner] = min(tolerance.get(owner, math.inf), bound / read.gain)
+                if bound / read.gain < tolerance.get(owner, math.inf):
+                    tolerance[owner] = bound / read.gain
+                    (for_steps.add if read.steps or y in for_steps else for_steps.discard)(owner)
                 need = Need(op.nodes[0], read.moved, op.multiplies and bool(self.operand(op, owner)))
                 if owner not in found or (need.exact, need.moved) > (found[owner].exact, found[owner].moved):
                     found[owner] = need
@@ -217,6 +241,16 @@ def _not_rounded(e: Expr, known: dict[int, Expr]) -> Expr:
         else:
             known[id(e)] = replace(e, args=args)
     return known[id(e)]
+
+
+def _on_steps(e: Expr) -> bool:
+    """Whether the values of an expression are those of a grid that does not depend on the data, as quantizing makes them."""
+    while e.fn in ("cast", "saturate", "add", "sub", "mul"):
+        rest = [a for a in e.args if a.fn != "const"]
+        if len(rest) != 1:
+            return False
+        (e,) = rest
+    return e.fn == "round"
 
 
 def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, name: str, rounded: np.ndarray) -> float:
@@ -305,3 +339,9 @@ def _apart(exact: np.ndarray, other: np.ndarray) -> float:
     size = _rms(exact)
     moved = _rms(other - exact) / size if size else 0.0
     return moved if math.isfinite(moved) else 0.0
+
+
+def _steps_apart(exact: np.ndarray, other: np.ndarray) -> float:
+    """The same of numbers on a grid; more where so many of them are others, LIMIT if MOVED are."""
+    share = float(np.mean(exact != other)) if exact.size else 0.0
+    return max(_apart(exact, other), LIMIT * share / MOVED)

@@ -9,17 +9,20 @@ At other sizes than these only the pool's candidates are looked at: their times 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tccompile.arch import Arch
+from tccompile.ir.extent import UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, corners, ladder
-from tccompile.schedule.choose import Candidate, candidates, seen
+from tccompile.ranges.launches import HELD_IN_ALL, Key, Launches, key_of
+from tccompile.schedule.choose import Candidate, Group, Whole, candidates, compatible, gained, groups, seen, uncopied
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
 LEFT, LESS = 0.025, 0.01
@@ -35,18 +38,13 @@ TIMES = 3.5
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
 
+WITHOUT = 1.5
+"""How many times as long as the worst candidate it is taken to be that the pool has none; of several ops, as one by one."""
+
 ALIGNED = 8
 """Elements of which kernels read rows at once, where rows are multiples of that."""
 
 Codes = frozenset[Code]
-
-Key = tuple[str, str]
-"""A kernel and its config, as text."""
-
-
-def key_of(c: Candidate) -> Key:
-    """What tells candidates apart."""
-    return c.kernel.name, repr(sorted(c.config.items()))
 
 
 @dataclass(frozen=True)
@@ -75,15 +73,28 @@ class Known:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
     ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
-    within: dict[tuple[str, int, int], list[Candidate]] = field(default_factory=dict)
+    within: dict[tuple[str, int, Hashable, int], list[Candidate]] = field(default_factory=dict)
+    looked: dict[tuple[str, int, Point], list[Coded]] = field(default_factory=dict)
+    together: dict[tuple[str, int, Point], list[tuple[Group, Sequence[Codes]]]] = field(default_factory=dict)
     pools: dict[tuple[str, int, int], Pool] = field(default_factory=dict)
+    whole: dict[tuple[str, int], Launches] = field(default_factory=dict)
+    plain: dict[tuple[str, Hashable, Key], Codes | None] = field(default_factory=dict)
+
+    def launches(self, pattern: Pattern, arch: Arch) -> Launches:
+        """The launches for all sizes of a pattern."""
+        key = arch.name, id(pattern)
+        if key not in self.whole:
+            self.whole[key] = Launches(pattern, pattern.box, arch, HELD_IN_ALL)
+        return self.whole[key]
 
     def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
-        """The ops of a pattern's program at a point."""
+        """The ops of a pattern's program at a point, and then those that may read an input in place of its copy, as they are if
+        they do."""
         if (found := self.at.get((id(pattern), point))) is None:
             program = pattern.at(point)
-            numbers = [self.numbers.setdefault(seen(op, program), len(self.numbers)) for op in program.ops]
-            found = [Asked(number, op, program) for number, op in zip(numbers, program.ops, strict=True)]
+            ops = *program.ops, *(conv for _, conv in uncopied(program).values())
+            numbers = [self.numbers.setdefault(seen(op, program), len(self.numbers)) for op in ops]
+            found = [Asked(number, op, program) for number, op in zip(numbers, ops, strict=True)]
             self.at[id(pattern), point] = found
         return found
 
@@ -102,24 +113,63 @@ class Known:
         return [c for c, codes in self.coded(asked, arch) if not (codes or frozenset()).intersection(refused)]
 
     def pooled(self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]) -> list[list[Candidate]]:
-        """For each op of a pattern at a point the candidates whose codes are in the pool, the cheapest first."""
+        """For each of `ops` at a point the candidates whose codes are in the pool, the cheapest first."""
         pool, out = self.pool(pattern, arch, refused), []
-        for asked, tried in zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True):
-            key = arch.name, asked.number, len(refused)
+        kinds = self.launches(pattern, arch).kinds
+        for i, (asked, tried) in enumerate(zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True)):
+            key = arch.name, asked.number, kinds[i], len(refused)
             if key not in self.within:
-                found = self.ranked.get((arch.name, asked.number)) or self._tried(asked, tried, arch)
-                self.within[key] = [c for c, codes in found if codes is not None and codes <= pool.codes]
+                found = self._also(asked, self.ranked.get((arch.name, asked.number), []), tried, arch)
+                own = [(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found]
+                self.within[key] = [c for c, codes in own if codes is not None and codes <= pool.codes]
             out.append(self.within[key])
         return out
 
-    def _tried(self, asked: Asked, tried: Sequence[Candidate], arch: Arch) -> Coded:
-        """Candidates of other sizes, as they are for this op."""
-        op, program = asked.op, asked.program
+    def _looked_at(self, pattern: Pattern, point: Point, arch: Arch) -> list[Coded]:
+        """For each of `ops` at a point by which the codes are chosen its candidates, also those that share out work as is best at
+        another such point."""
+        key = arch.name, id(pattern), point
+        if key not in self.looked:
+            others = [[self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in looked_at(pattern)]
+            self.looked[key] = []
+            for i, asked in enumerate(self.ops(pattern, point)):
+                plain = {key_of(c): c for own in others for c, _ in own[i] if not c.kernel.tensor_cores}
+                found = self._also(asked, self.coded(asked, arch), list(plain.values()), arch)
+                self.looked[key].append([(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found])
+        return self.looked[key]
+
+    def _everywhere(self, pattern: Pattern, i: int, c: Candidate, codes: Codes | None, arch: Arch) -> Codes | None:
+        """The codes of a candidate for one of `ops`. Those of Tensor Cores are the same at all sizes. Of others it may be that
+        one serves some sizes and another one all: they are what the range is run with."""
+        if c.kernel.tensor_cores or codes is None:
+            return codes
+        launches = self.launches(pattern, arch)
+        key = arch.name, launches.kinds[i], key_of(c)
+        if key not in self.plain:
+            try:
+                self.plain[key] = frozenset(launch.code for launch in launches.of_asked(i, c.kernel, c.config).launches)
+            except UndecidedError:
+                self.plain[key] = None
+        return self.plain[key] or codes
+
+    def groups(self, pattern: Pattern, point: Point, arch: Arch) -> list[tuple[Group, Sequence[Codes]]]:
+        """What one launch may compute of a pattern's program at a point, and the codes of each way."""
+        key = arch.name, id(pattern), point
+        if key not in self.together:
+            program = pattern.at(point)
+            self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
+        return self.together[key]
+
+    def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
+        """Candidates that are known of an op, and those of other sizes as they are for it."""
+        op, program, known = asked.op, asked.program, {key_of(c) for c, _ in found}
+        tried = [c for c in tried if key_of(c) not in known]
         takes = [c for c in tried if c.kernel.supports(op, program, arch) is None and c.kernel.takes(op, program, c.config, arch)]
         costs = sorted(
             (Candidate(c.kernel.cost(op, program, c.config, arch), c.kernel, c.config) for c in takes), key=lambda c: c.cost
         )
-        return [(c, _codes(c, asked, arch)) for c in _timed(costs, self.timings.of(op, program, arch))]
+        more = [(c, _codes(c, asked, arch)) for c in _timed(costs, self.timings.of(op, program, arch))]
+        return sorted([*found, *more], key=lambda own: own[0].cost) if more else found
 
     def pool(self, pattern: Pattern, arch: Arch, refused: Collection[Code]) -> Pool:
         """The codes for all sizes of the range that a pattern is a part of, without those refused."""
@@ -129,38 +179,72 @@ class Known:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
             codes = _codes_for(points, _most(cases.values()))
-            self.pools[key] = Pool(codes, _by_use(points, codes), {id(p): self._fitting(p, arch, codes) for p in patterns})
+            fitting = {id(p): self._fitting(p, arch, codes) for p in patterns}
+            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, {id(p): self._joint(p, arch, codes) for p in patterns})
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
-        """For each op of a pattern the candidates whose codes are in the pool at one of the sizes that were looked at."""
-        found: list[dict[Key, Candidate]] = [{} for _ in pattern.tree.ops]
+        """For each of `ops` the candidates whose codes are in the pool at one of the sizes that were looked at."""
+        found: list[dict[Key, Candidate]] = [{} for _ in self.ops(pattern, looked_at(pattern)[0])]
         for point in looked_at(pattern):
-            for own, asked in zip(found, self.ops(pattern, point), strict=True):
-                for c, codes in self.coded(asked, arch):
+            for own, there in zip(found, self._looked_at(pattern, point, arch), strict=True):
+                for c, codes in there:
                     if codes is not None and codes <= pool:
                         own.setdefault(key_of(c), c)
         return [list(own.values()) for own in found]
 
+    def _joint(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[Group]:
+        """What one launch with codes of the pool may compute at one of the sizes that were looked at, by kernels and configs."""
+        found: dict[tuple[tuple[int, ...], Key], tuple[int, Whole]] = {}
+        for point in looked_at(pattern):
+            for group, codes in self.groups(pattern, point, arch):
+                ways = [way for way, own in zip(group.ways, codes, strict=True) if own <= pool]
+                found |= {(group.members, key_of(way)): (group.place, way) for way in ways}
+        members = dict.fromkeys(members for members, _ in found)
+        of = {own: [pair for (others, _), pair in found.items() if others == own] for own in members}
+        return [Group(pairs[0][0], own, [way for _, way in pairs]) for own, pairs in of.items()]
+
     def _cases(self, pattern: Pattern, arch: Arch, point: Point, refused: Codes) -> list[Case]:
-        """The cases of a point, each for all ops that are alike."""
-        counts = Counter(asked.number for asked in self.ops(pattern, point))
-        ranked = {asked.number: self.coded(asked, arch) for asked in self.ops(pattern, point)}
-        whole = sum(ranked[number][0][0].cost * count for number, count in counts.items()) or 1.0
-        return [
-            Case(count / whole, [(c.cost, codes) for c, codes in ranked[number] if codes is not None and not codes & refused])
-            for number, count in counts.items()
+        """The cases of a point, each for all ops that are alike, or for several that are computed by one launch."""
+        asked, program = self.ops(pattern, point), pattern.at(point)
+        there = self._looked_at(pattern, point, arch)
+        costs = [[(c.cost, codes) for c, codes in own if codes is not None and not codes & refused] for own in there]
+        least = [own[0][0] if own else math.inf for own in costs]
+        several: list[tuple[tuple[int, ...], list[tuple[float, Codes]]]] = [
+            (group.members, [(way.cost, own) for way, own in zip(group.ways, codes, strict=True) if not own & refused])
+            for group, codes in self.groups(pattern, point, arch)
         ]
+        several = [(members, ways) for members, ways in several if ways]
+        gains = [(gained(ways[0][0], sum(least[k] for k in members)), members) for members, ways in several]
+        for both, ways in zip(direct(program), costs[len(program.ops) :], strict=True):
+            several.append((both, ways))
+            gains.append((sum(least[k] for k in both) - ways[0][0] if ways else 0.0, both))
+        counts = Counter(a.number for a in asked[: len(program.ops)])
+        by_number = {a.number: own for a, own in zip(asked, costs, strict=True)}
+        cases = list[Case]()
+        for i in compatible(gains):
+            members, ways = several[i]
+            counts -= Counter(asked[k].number for k in members)
+            cases.append(Case(1.0, ways, WITHOUT * sum(least[k] for k in members)))
+        cases += [Case(count, by_number[k], WITHOUT * by_number[k][-1][0]) for k, count in counts.items()]
+        whole = sum(case.costs[0][0] * case.share for case in cases) or 1.0
+        return [replace(case, share=case.share / whole) for case in cases]
+
+
+def direct(program: Program) -> list[tuple[int, int]]:
+    """A copy and what may read an input in place of it, by number, for each of the last of `Known.ops`."""
+    return [(copy, i) for i, (copy, _) in uncopied(program).items()]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The codes of a range, also in the order of how much they are used, and for each op of its patterns, by their identity, the
-    candidates that have such somewhere."""
+    """The codes of a range, also in the order of how much they are used; and for its patterns, by their identity, the candidates
+    of each of `Known.ops` that have such somewhere, and what one launch may compute with such."""
 
     codes: Codes
     by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
+    joint: Mapping[int, Sequence[Group]]
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
@@ -173,6 +257,11 @@ def looked_at(pattern: Pattern) -> list[Point]:
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
     return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
+
+
+def _codes_of(way: Whole, group: Group, program: Program, arch: Arch) -> Codes:
+    ops = [program.ops[k] for k in group.members]
+    return frozenset(launch.code for launch in way.kernel.work(ops, program, way.config, arch).launches)
 
 
 def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
@@ -191,15 +280,16 @@ def _timed(ranked: list[Candidate], known: Measured | None) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Case:
-    """Ops that are alike at a point: the share of an inference there that one microsecond of each is, and what candidates cost,
-    the cheapest first, and are made of."""
+    """Ops that are alike at a point, or several that one launch computes: the share of an inference there that one microsecond of
+    each is; what candidates cost, the cheapest first, and are made of; and what is taken for the cost without any."""
 
     share: float
     costs: list[tuple[float, Codes]]
+    without: float
 
     def cost(self, pool: Codes) -> float:
-        """What the best candidate takes whose codes are in the pool; half as much again as the worst, if there is none."""
-        return next((cost for cost, codes in self.costs if codes <= pool), 1.5 * self.costs[-1][0])
+        """What the best candidate takes whose codes are in the pool."""
+        return next((cost for cost, codes in self.costs if codes <= pool), self.without)
 
 
 def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:

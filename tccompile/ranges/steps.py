@@ -8,22 +8,33 @@ kernel's launches follow from the sizes by one rule here and by another one ther
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
-from tccompile.ir.extent import Open, UndecidedError
-from tccompile.ir.ops import Op
+from tccompile.ir.extent import UndecidedError
 from tccompile.ir.program import Program
-from tccompile.kernels.spec import Code, Config, Kernel, Work
-from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
+from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, scattered, spread
-from tccompile.ranges.pool import Key, Known, key_of
-from tccompile.schedule.choose import Candidate, Choice, schedule, seen, uncopied
+from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, spread
+from tccompile.ranges.launches import HELD, Key, Launches, key_of
+from tccompile.ranges.pool import Known, direct
+from tccompile.schedule.choose import (
+    Candidate,
+    Choice,
+    Group,
+    Together,
+    Whole,
+    compatible,
+    gained,
+    schedule,
+    seen,
+    uncopied,
+    whole_of,
+)
 from tccompile.schedule.timings import Timings
 
 LOSS = 0.02
@@ -32,10 +43,6 @@ LOSS = 0.02
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
 
-
-HELD, HELD_IN_ALL = 4, 8
-"""Sizes at random, besides the least and the greatest ones, at which launches are compared with those for fixed shapes: of a
-part's own launches, and of those that all parts have."""
 
 FASTER, WIDER, MOST = 20, 32, 64
 """How many parts there are at most where others would only be faster, of one size and of several, and where launches follow by
@@ -70,7 +77,7 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
             todo += judged(cut)
             continue
         try:
-            made = {name: ranges[name].chosen(box, own.candidates, divisible) for name, own in shared.items()}
+            made = {name: ranges[name].chosen(box, own.candidates, own.together, divisible) for name, own in shared.items()}
         except UndecidedError as why:
             cut = divided_by(box, points(box), why.mask) if why.mask is not None else None
             if cut is None:
@@ -93,10 +100,11 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
 
 
 class _Shared(NamedTuple):
-    """For each op the candidates that there are at all points of a box, and what an inference takes longer with the first of
-    each, at the worst point, as a share."""
+    """For each op the candidates that there are at all points of a box, what is computed by one launch at all of them, and what
+    an inference takes longer with these and the first of each, at the worst point, as a share."""
 
     candidates: Sequence[Sequence[Candidate]]
+    together: Sequence[Group]
     loss: float
 
 
@@ -116,33 +124,50 @@ class _Range:
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], timings: Timings, known: Known):
         self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
-        self.whole = _Launches(pattern, pattern.box, arch, HELD_IN_ALL)
+        self.whole = known.launches(pattern, arch)
 
     def shared(self, box: Box) -> _Shared:
         at = [self.known.ops(self.pattern, point) for point in corners(box)]
         ranked = [self.known.pooled(self.pattern, point, self.arch, self.refused) for point in corners(box)]
         shared = []
-        for i in range(len(self.pattern.tree.ops)):
+        for i in range(len(at[0])):
             own = _shared([of_point[i] for of_point in ranked])
             shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
-        return _Shared(shared, _loss(ranked, shared))
+        costs = _costs(ranked, shared)
+        joint = [self._joint(point) for point in corners(box)]
+        together = _shared_groups(joint, [taken for taken, _ in costs])
+        return _Shared(shared, together, _loss(costs, joint, together, direct(at[0][0].program)))
 
-    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], divisible: bool) -> list[Choice]:
+    def _joint(self, point: Point) -> dict[Member, Whole]:
+        """What one launch may compute at a point, with codes of the pool: by the ops, kernel and config, what it takes."""
+        pool, program, found = self.known.pool(self.pattern, self.arch, self.refused), self.pattern.at(point), {}
+        for group in pool.joint[id(self.pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, self.arch) is None and config in kernel.configs(ops, program, self.arch):
+                    whole = Whole(kernel.cost(ops, program, config, self.arch), kernel, config)
+                    found[group.place, group.members, key_of(whole)] = whole
+        return found
+
+    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool) -> list[Choice]:
         """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
         middle = corners(box)[len(corners(box)) // 2]
         program = self.pattern.at(middle)
-        if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=True) if not own]:
+        if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=False) if not own]:
             raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
-        alike = {seen(op, program): list(own) for op, own in zip(program.ops, shared, strict=True)}
-        choices = schedule(program, self.arch, self.refused, self.timings, alike, joins=False)
-        launches = _Launches(self.pattern, box, self.arch, HELD, self.whole)
+        alike = {
+            seen(asked.op, program): list(own) for asked, own in zip(self.known.ops(self.pattern, middle), shared, strict=True)
+        }
+        launches = Launches(self.pattern, box, self.arch, HELD, self.whole)
+        joint = self._together(launches, program, together)
+        choices = schedule(program, self.arch, self.refused, self.timings, alike, joint)
         taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
         for i, (copy, _) in uncopied(program).items():
             taken[i] = not choices[copy].work.launches
         out = []
-        for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=True)):
-            if not choice.work.launches and program.tensors[at_middle.y].size:
-                out.append(choice)  # a copy that nobody makes
+        for i, (at_middle, choice, own) in enumerate(zip(program.ops, choices, shared, strict=False)):
+            if i in joint or (not choice.work.launches and program.tensors[at_middle.y].size):
+                out.append(choice)  # of several ops, or of one that is one of these, or a copy that nobody makes
                 continue
             try:
                 out.append(self._open(launches, i, taken[i], choice, own, NEAR))
@@ -154,22 +179,34 @@ class _Range:
                 out.append(self._open(launches, i, taken[i], choice, others, math.inf))  # no cut parts the sizes
         return out
 
+    def _together(self, launches: Launches, program: Program, together: Sequence[Group]) -> Together:
+        """What is computed by one launch, with launches for all sizes; what has none is computed one by one."""
+        found = {}
+        for group in together:
+            if (choice := whole_of(group, program, self.arch, self.refused)) is not None:
+                with suppress(UndecidedError):
+                    work = launches.of(group.members, False, choice.kernel, choice.config)
+                    others = ", ".join(program.ops[k].nodes[0] for k in group.members if k != group.place)
+                    reason = f"{choice.reason} together with {others}"
+                    found[group.place] = group.members, replace(choice, work=work, reason=reason)
+        return found
+
     def _open(
-        self, launches: _Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
+        self, launches: Launches, number: int, direct: bool, choice: Choice, ranked: Sequence[Candidate], near: float
     ) -> Choice:
         """The choice with launches for all sizes; where it has none, another candidate that is at most `near` times as slow.
 
         Raises UndecidedError where none has.
         """
-        assert isinstance(choice.kernel, Kernel)  # ops of ranges are computed one by one
+        assert isinstance(choice.kernel, Kernel)
         try:
-            return replace(choice, work=launches.of(number, direct, choice.kernel, choice.config))
+            return replace(choice, work=launches.of((number,), direct, choice.kernel, choice.config))
         except UndecidedError as why:
             for other in ranked:
                 if other.cost > near * choice.cost:
                     break
                 try:
-                    work = launches.of(number, direct, other.kernel, other.config)
+                    work = launches.of((number,), direct, other.kernel, other.config)
                 except UndecidedError:
                     continue
                 if not any(launch.code in self.refused for launch in work.launches):
@@ -198,104 +235,62 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
 
 
-def _loss(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> float:
-    """How much longer an inference takes with the best of the shared candidates, at the worst point, as a share.
+Costs = Sequence[tuple[Sequence[float], Sequence[float]]]
+"""For each point what each op takes with the first of the shared candidates, and with the best one there."""
 
-    An op for which a point has no candidates takes what it takes at others: there is no better choice.
-    """
-    losses = []
+
+def _costs(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> Costs:
+    """An op for which a point has no candidates takes what it takes at others: there is no better choice."""
+    found = []
     for at_point in ranked:
-        best = taken = 0.0
+        best, taken = [], []
         for own, common in zip(at_point, shared, strict=True):
             costs = {key_of(c): c.cost for c in own}
-            cost = costs.get(key_of(common[0]), common[0].cost) if common else math.inf
-            taken += cost
-            best += own[0].cost if own else cost if common else 0.0
-        losses.append(taken / best - 1 if best else 0.0)
-    return max(losses)
+            taken.append(costs.get(key_of(common[0]), common[0].cost) if common else math.inf)
+            best.append(own[0].cost if own else taken[-1] if common else 0.0)
+        found.append((taken, best))
+    return found
 
 
-class _Launches:
-    """The launches of a pattern's ops for all sizes of a box, each compared with those for fixed shapes at some of its points.
+Member = tuple[int, tuple[int, ...], Key]
+"""The op in whose step several are computed, all of them, and by which kernel and config."""
 
-    whole  those for a larger box, which are taken where there are any: they follow from the sizes by one rule here, too
+
+def _shared_groups(joint: Sequence[Mapping[Member, Whole]], apart: Sequence[Sequence[float]]) -> list[Group]:
+    """What is computed by one launch at all points, where that takes less in the mean than the ops one by one."""
+    best: dict[tuple[int, tuple[int, ...]], tuple[float, Whole]] = {}
+    for place, members, key in joint[0]:
+        if all((place, members, key) in at_point for at_point in joint):
+            wholes = [at_point[place, members, key] for at_point in joint]
+            shares = [whole.cost / sum(own[k] for k in members) for whole, own in zip(wholes, apart, strict=True)]
+            told = sum(shares) / len(shares), wholes[len(wholes) // 2]
+            best[place, members] = min(best.get((place, members), told), told, key=lambda own: own[0])
+    middle = apart[len(apart) // 2]
+    gains = []
+    for (_, members), (share, _) in best.items():
+        one_by_one = sum(middle[k] for k in members)
+        gains.append((gained(share * one_by_one, one_by_one), members))
+    groups = [Group(*own, [whole]) for own, (_, whole) in best.items()]
+    return [groups[i] for i in compatible(gains)]
+
+
+def _loss(
+    costs: Costs, joint: Sequence[Mapping[Member, Whole]], together: Sequence[Group], directs: Sequence[tuple[int, int]]
+) -> float:
+    """How much longer an inference takes with what is shared, at the worst point, as a share.
+
+    directs  what reads an input in place of a copy where that is faster, whose costs come last
     """
-
-    def __init__(self, pattern: Pattern, box: Box, arch: Arch, held: int, whole: _Launches | None = None):
-        self.box, self.arch, self.whole, self.sizes = box, arch, whole, opened(box)
-        self.program = pattern.at(self.sizes)
-        self._points = dict.fromkeys((*corners(box)[:1], *corners(box)[-1:], *scattered(box, held)))
-        self._pattern, self._fixed = pattern, dict[Point, Program]()
-        self._rules: dict[tuple[int, bool, Key], tuple[Sequence[Formula], Maker] | UndecidedError] = {}
-        self._held: set[tuple[Hashable, Key]] = set()
-
-    def of(self, number: int, direct: bool, kernel: Kernel, config: Config) -> Work:
-        """The launches of the op of that number; `direct`: of what it is where it reads what it would read a copy of.
-
-        Raises UndecidedError if they do not follow from the sizes by one rule.
-        """
-        if self.whole is not None:
-            with suppress(UndecidedError):
-                formulas, fill = self.whole.rule(number, direct, kernel, config)
-                return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
-        formulas, fill = self.rule(number, direct, kernel, config)
-        return fill(computed(formulas, self.sizes))  # type: ignore[no-any-return]
-
-    def rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
-        """The launches as formulas of the sizes, and what makes them of what these give."""
-        key = number, direct, key_of(Candidate(0.0, kernel, config))
-        if key not in self._rules:
-            try:
-                self._rules[key] = self._rule(number, direct, kernel, config)
-            except UndecidedError as why:
-                self._rules[key] = why
-        if isinstance(made := self._rules[key], UndecidedError):
-            raise made
-        return made
-
-    def _rule(self, number: int, direct: bool, kernel: Kernel, config: Config) -> tuple[Sequence[Formula], Maker]:
-        op = _direct(self.program, number, direct)
-        work = _open_work(op, self.program, kernel, config, self.arch)
-        formulas, tree = drawn(work, [size.name for size in self.box])
-        fill = filler(tree)
-        what = seen(op, self.program), key_of(Candidate(0.0, kernel, config))
-        for point in self._points if what not in self._held else ():
-            program = self._at(point)
-            own, made = _direct(program, number, direct), fill(computed(formulas, point))
-            there = kernel.work(own, program, config, self.arch)
-            more = len(made.launches) - len(there.launches)  # padding is filled first, at sizes that have none, too
-            made = replace(made, launches=made.launches[max(more, 0) :])
-            alike = [a.code for a in made.launches] == [b.code for b in there.launches]  # else a constant is lifted at all sizes
-            if more < 0 or (alike and made != there):
-                raise UndecidedError(f"{kernel.name} does not say by one rule how it is launched")
-        self._held.add(what)
-        return formulas, fill
-
-    def _at(self, point: Point) -> Program:
-        if point not in self._fixed:
-            self._fixed[point] = self._pattern.at(point)
-        return self._fixed[point]
-
-
-def _direct(program: Program, number: int, direct: bool) -> Op:
-    """An op of a program; `direct`: of what another one copies for it."""
-    return uncopied(program)[number][1] if direct else program.ops[number]
-
-
-def _open_work(op: Op, program: Program, kernel: Kernel, config: Config, arch: Arch) -> Work:
-    """What the kernel says of a program with open extents."""
-    try:
-        refusal = kernel.supports(op, program, arch)
-        if refusal is None:
-            work = kernel.work(op, program, config, arch)
-            if not any(_is_open(launch.code.params) for launch in work.launches):
-                return work
-            refusal = f"{kernel.name}'s code would be another one at each size"
-    except (TypeError, AttributeError) as error:  # what takes an int for granted
-        raise UndecidedError(f"{kernel.name} takes fixed sizes ({error})") from error
-    raise UndecidedError(refusal)
-
-
-def _is_open(value: Any) -> bool:
-    """Whether an open extent is among a code's parameters."""
-    return isinstance(value, Open) or (isinstance(value, tuple) and any(map(_is_open, value)))
+    middle, losses = costs[len(costs) // 2][0], []
+    count = len(middle) - len(directs)
+    numbers = {members: count + j for j, members in enumerate(directs)}
+    for (taken, best), there in zip(costs, joint, strict=True):
+        whole = {group.members: there[group.place, group.members, key_of(group.ways[0])].cost for group in together}
+        whole |= {members: taken[j] for members, j in numbers.items() if middle[j] < sum(middle[k] for k in members)}
+        inside = {k for members in whole for k in members}
+        takes = sum(whole.values()) + sum(cost for k, cost in enumerate(taken[:count]) if k not in inside)
+        gains = [(gained(way.cost, sum(best[k] for k in members)), members) for (_, members, _), way in there.items()]
+        gains += [(sum(best[k] for k in members) - best[j], members) for members, j in numbers.items() if best[j]]
+        least = sum(best[:count]) - sum(gains[i][0] for i in compatible(gains))
+        losses.append(takes / least - 1 if least else 0.0)
+    return max(losses)

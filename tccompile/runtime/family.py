@@ -19,10 +19,21 @@ from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Entry, Family, Float, Int
 from tccompile.plan.formulas import Slot, filler
 from tccompile.plan.members import Bounds, io_of
-from tccompile.runtime.driver import Handle, Memory
+from tccompile.runtime.driver import Memory
 from tccompile.runtime.engine import RECENT
-from tccompile.runtime.graph import Executable, Numbers, launches
+from tccompile.runtime.graph import TOLD, Executable, launches
 from tccompile.runtime.loaded import Loaded, copy_maps
+
+WORDS = TOLD.itemsize // 4
+"""Words of 32 bits that the driver is told of a node."""
+
+SHAPE = (2, 3, 4, 8)
+"""Those of them that are the grid and the bytes of shared memory."""
+
+
+AHEAD = 1 << 13
+"""Tensor maps of all members of a family up to which all are encoded when a session opens: the driver takes a microsecond each,
+and a table 128 bytes of the GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,40 @@ class Member:
     give_back: Callable[[], None]
 
 
+class Tables:
+    """Where tensor maps of a family's members lie: of few members those of all, which are encoded when the session opens.
+
+    Of others there is a table for each graph. Raises DriverError for a map that cannot be.
+    """
+
+    def __init__(self, loaded: Loaded, bounds: Bounds):
+        self._loaded, self._formulas = loaded, bounds.formulas
+        assert loaded.table is not None
+        self._size = loaded.table.size
+        kept = bounds.formulas.kept
+        self._ahead = bounds.proven and kept is not None and len(kept) * len(loaded.maps.maps) <= AHEAD
+        count = len(kept) if self._ahead and kept is not None else RECENT + 1
+        self._memory = Memory(loaded.device, count * self._size, "tensor maps")
+        self.close = self._memory.close
+        if self._ahead and kept is not None:
+            encoded = np.empty((count, self._size), np.uint8)
+            for row, ints in zip(encoded, kept, strict=True):
+                row[:] = loaded.encode(ints).view(np.uint8).reshape(-1)
+            copy_maps(loaded.device, self._memory.address, encoded)
+
+    def address(self, number: int, sizes: Sequence[int], ints: np.ndarray) -> int:
+        """Where the maps for these sizes are, whose numbers these are; it may be the table of the graph of this number."""
+        if self._ahead:
+            return self._memory.address + self._size * self._formulas.row(sizes)
+        table = self._memory.address + self._size * number
+        encoded, room, own = self._loaded.encode(ints), self._loaded.room, self._loaded.stream.value
+        with self._loaded.device as cu:  # as an inference is queued: the next one comes after it, on whatever stream
+            room.order_after_last(own)
+            cu.cuMemcpyHtoDAsync(table, encoded.ctypes.data, encoded.nbytes, own)
+            room.mark_last(own)
+        return table
+
+
 class GpuFamily:
     """A family whose entry for the least sizes is loaded: it makes members of that."""
 
@@ -48,72 +93,72 @@ class GpuFamily:
         self._bounds = Bounds(family, loaded.number)
         self._io: Callable[[Sequence[Any]], Mapping[str, Tensor]] = filler(io_of(family))
         self._counts: Callable[[Sequence[Any]], Sequence[Count]] = filler(family.entry.program.counts)
+        self._patches()
+        self._tables = Tables(loaded, self._bounds) if loaded.table else None
         self._map_places = np.array(loaded.graph.map_places, np.int64)
         self._map_offsets = np.array(loaded.maps.places(0), np.uint64)
-        self._patches()
-        size = loaded.table.size if loaded.table else 0
-        self._tables = Memory(loaded.device, RECENT * size, "tensor maps") if loaded.table else None
-        tables = [0] * (RECENT + 1)  # one more: a session also has a member for the least sizes of all
-        if self._tables and loaded.table:
-            tables = [loaded.table.address, *(self._tables.address + size * i for i in range(RECENT))]
-        self._spares: list[tuple[Handle, int]] = [(loaded.graph.instantiated(), table) for table in tables]
+        graph = loaded.graph
+        # One more than a session has recent sizes: it also has a member for the least sizes of all.
+        self._spares = [(Executable(graph, graph.instantiated(), graph.numbers.copy()), i) for i in range(RECENT + 1)]
         with loaded.device as cu:
-            for instance, _ in self._spares:
-                cu.cuGraphUpload(instance.value, loaded.stream.value)
+            for executable, _ in self._spares:
+                cu.cuGraphUpload(executable.instance.value, loaded.stream.value)
 
     def _patches(self) -> None:
         """Finds which of the launches' numbers are formulas: their places, and the formulas'."""
-        ints: list[tuple[int, int]] = []
+        ints: list[tuple[int, int, int]] = []
         floats: list[tuple[int, int]] = []
-        places: list[tuple[int, int, int]] = []
         shapes: list[tuple[int, int]] = []
+        together: list[tuple[int, int]] = []
         uses: dict[str, list[tuple[int, int, Any]]] = {}
         section = self.family.entry.sections[self.loaded.number]
         for number, (node, launch) in enumerate(zip(self.loaded.graph.nodes, launches(section), strict=True)):
-            for column, extent in enumerate((*launch.grid, launch.smem)):
+            for column, extent in zip(SHAPE, (*launch.grid, launch.smem), strict=True):
                 if isinstance(extent, Slot):
-                    shapes.append((4 * number + column, extent.number))
+                    shapes.append((WORDS * number + column, extent.number))
+            if launch.cooperative and isinstance(launch.grid[0], Slot):
+                together.append((WORDS * number + SHAPE[0], node.most))
             for place, arg in enumerate(launch.args, node.first):
                 match arg:
                     case Int(Slot() as slot):
-                        ints.append((place, slot.number))
+                        ints.append((place, slot.number, 0))
                     case Float(Slot() as slot):
                         floats.append((place, slot.number))
                     case Address("io", name, offset):
                         uses.setdefault(name, []).append((number, place, offset))
                     case Address(space, name, Slot() as slot):
-                        places.append((place, slot.number, self.loaded.address(Address(space, name, 0))))
-        self._ints, self._floats, self._shapes = _columns(ints, 2), _columns(floats, 2), _columns(shapes, 2)
-        self._places = _columns(places, 3)
+                        ints.append((place, slot.number, self.loaded.address(Address(space, name, 0))))
+        self._ints, self._floats, self._shapes = _columns(ints, 3), _columns(floats, 2), _columns(shapes, 2)
+        self._together = _columns(together, 2)
         self._uses = filler({name: tuple(own) for name, own in uses.items()})
 
     def member(self, sizes: Sequence[int]) -> Member:
         """The member for these sizes. Raises PlanError for numbers that break a rule, LaunchError if memory does not suffice."""
-        numbers = self._bounds.formulas.at(sizes)
-        ints = self._bounds.formulas.integers(numbers)
+        numbers, ints = self._bounds.formulas.at(sizes)
         self._bounds.check(ints)
-        instance, table = self._spares[-1]
-        graph = self.loaded.graph
-        values, shapes = graph.numbers.values.copy(), graph.numbers.shapes.copy()
-        where, which = self._ints
-        values[where] = ints[which] & 0xFFFFFFFF
-        where, which, starts = self._places
-        values[where] = starts + ints[which]
-        where, which = self._floats
-        values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
-        where, which = self._shapes
-        shapes.reshape(-1)[where] = ints[which]
+        executable, number = spare = self._spares[-1]
+        values, told = executable.numbers.values, executable.numbers.told.view(np.uint32)
         if self._tables:
-            copy_maps(self.loaded.device, table, self.loaded.encode(ints))
-            values[self._map_places] = table + self._map_offsets
-        executable = Executable(graph, instance, Numbers(values, shapes), stale=True, uses=self._uses(numbers))
-        give_back = partial(self._spares.append, self._spares.pop())
+            values[self._map_places] = self._tables.address(number, sizes, ints) + self._map_offsets
+        where, which, starts = self._ints
+        values[where] = ints[which] + starts
+        if self._floats.size:
+            where, which = self._floats
+            values[where] = np.array([numbers[n] for n in which], np.float32).view(np.uint32)
+        where, which = self._shapes
+        told[where] = ints[which]
+        if self._together.size:
+            where, most = self._together
+            told[where] = np.minimum(told[where], most)
+        executable.renumbered(self._uses(numbers))
+        self._spares.pop()
+        give_back = partial(self._spares.append, spare)
         return Member(executable, self._io(numbers), self._counts(numbers), partial(self.family.at, tuple(sizes)), give_back)
 
     def close(self) -> None:
         """Free what no member has; all have given back what they had."""
-        for instance, _ in self._spares:
-            instance.close()
+        for executable, _ in self._spares:
+            executable.close()
         if self._tables:
             self._tables.close()
         self.loaded.close()

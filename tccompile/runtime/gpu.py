@@ -156,7 +156,7 @@ class GpuEngine:
         self.io = member.io if member else {name: program.tensors[name] for name in (*self.inputs, *self.outputs)}
         self.counts = member.counts if member else program.counts
         graph = loaded.graph
-        self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers, stale=False)
+        self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers)
         self._staging: Staging | None = None
         self._scan: Scan | None = None
         self._outputs: dict[tuple[str, int], list[Output]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Node:
     first   its first argument's place among the values of all launches; each takes 8 bytes, whatever its type's size
     room    bytes of shared memory that it may be told to have, at most
     params  what the driver is told: code and block, which stay; grid, shared memory and arguments are put in when it is told
+    most    blocks along the first axis of its grid, at most
     handles  its nodes in the graph: several, where a loop's body is in it several times
     """
 
@@ -56,7 +58,7 @@ class Node:
         self.step, self.launch, self.first = step, launch, first
         self.handles: list[Any] = []
         self.early = launch.early and device.driver_version >= EARLY_DRIVER
-        self.most = launch.grid[0]
+        self.most = GRID[0]
         if launch.cooperative:
             resident = cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.block, room)
             self.most = resident * device.multiprocessors
@@ -81,24 +83,27 @@ class Node:
 
 
 class Numbers:
-    """What launches are told: the values of their arguments, 8 bytes each, their grids and shared memory.
+    """What launches are told: the values of their arguments, and all else of them as the driver reads it.
 
-    values  one after the other, of all nodes
-    shapes  four numbers a node: the grid's, and bytes of shared memory
+    values  8 bytes each, one after the other, of all nodes
+    told    TOLD of each node
+    first   the place of each node's first argument among the values
     """
 
-    def __init__(self, values: np.ndarray, shapes: np.ndarray):
-        self.values, self.shapes = values, shapes
+    def __init__(self, values: np.ndarray, told: np.ndarray, first: np.ndarray):
+        self.values, self.told, self._first = values, told, first
         self._pointers = values.ctypes.data + 8 * np.arange(max(len(values), 1), dtype=np.uint64)
-        self.start: int = self._pointers.ctypes.data
+        told["params"] = self._pointers.ctypes.data + 8 * first
 
-    def told(self, number: int, node: Node) -> Any:
-        """The parameters of the node of that number."""
-        params = node.params
-        x, params.gridDimY, params.gridDimZ, params.sharedMemBytes = self.shapes[number].tolist()
-        params.gridDimX = min(x, node.most) if node.launch.cooperative else x
-        params.kernelParams = self.start + 8 * node.first
-        return params
+    def copy(self) -> Numbers:
+        """The same numbers elsewhere."""
+        return Numbers(self.values.copy(), self.told.copy(), self._first)
+
+    def put(self, number: int, node: Node) -> None:
+        """Write what the node of that number is told into its parameters."""
+        told, params = self.told[number], node.params
+        params.gridDimX, params.gridDimY, params.gridDimZ = told["grid"].tolist()
+        params.sharedMemBytes, params.kernelParams = int(told["smem"]), int(told["params"])
 
 
 End = tuple[Any, bool]
@@ -155,20 +160,7 @@ class LaunchGraph:
                     self.nodes.append(Node(device, cu, step, launch, function, first, rooms[launch.image]))
             self.numbers = self._numbers(address, iter(maps))
             self._add_steps(cu, self._graph.value, section, range(len(section.steps)), [], None)
-        self.handles = [[ctypes.c_void_p(int(handle)) for handle in node.handles] for node in self.nodes]
-        self._told = np.zeros(len(self.nodes), TOLD)
-        self._told["func"] = [int(node.params.func) for node in self.nodes]
-        self._told["block"] = [(node.launch.block, 1, 1) for node in self.nodes]
-        self._first = np.array([node.first for node in self.nodes], np.uint64)
-        self._most = np.array([node.most if node.launch.cooperative else GRID[0] for node in self.nodes], np.int64)
-
-    def told(self, numbers: Numbers) -> np.ndarray:
-        """What the driver is told of all nodes with these numbers, as long as they live."""
-        told = self._told.copy()
-        told["grid"], told["smem"] = numbers.shapes[:, :3], numbers.shapes[:, 3]
-        told["grid"][:, 0] = np.minimum(numbers.shapes[:, 0], self._most)
-        told["params"] = numbers.start + 8 * self._first
-        return told
+        self.handles = [[ctypes.c_void_p.from_param(int(handle)) for handle in node.handles] for node in self.nodes]
 
     def _add_steps(
         self, cu: Driver, graph: Any, section: Section, steps: range, before: list[End], inside: Placed | None
@@ -200,7 +192,7 @@ class LaunchGraph:
         """A step's launches, one after the other: what ends it."""
         for number in self._of_step[step]:
             node = self.nodes[number]
-            self.numbers.told(number, node)
+            self.numbers.put(number, node)
             try:
                 launched = bool(before) and all(launched for _, launched in before)
                 handle = node.add_to(graph, [end for end, _ in before], cu, launched)
@@ -251,8 +243,12 @@ class LaunchGraph:
                         values[place] = int(value) & 0xFFFFFFFF
                     case Float(value):
                         values[place] = int(np.float32(value).view(np.uint32))
-        shapes = [(*node.launch.grid, node.launch.smem) for node in self.nodes]
-        return Numbers(values, np.array(shapes, np.int64).reshape(-1, 4))
+        told = np.zeros(len(self.nodes), TOLD)
+        for number, node in enumerate(self.nodes):
+            x, *others = node.launch.grid
+            told[number]["func"], told[number]["smem"] = int(node.params.func), node.launch.smem
+            told[number]["grid"], told[number]["block"] = (min(x, node.most), *others), (node.launch.block, 1, 1)
+        return Numbers(values, told, np.array([node.first for node in self.nodes], np.uint64))
 
     def instantiated(self) -> Handle:
         """What can be launched, with the numbers that the graph was made with. LaunchError names the node that is refused."""
@@ -274,19 +270,21 @@ class LaunchGraph:
 class Executable:
     """A graph to launch, with numbers of its own.
 
-    stale  whether the instance has other numbers than these, all of which the next launch then tells it
-    uses   see LaunchGraph; None for the graph's
+    The driver is told numbers by calls whose arguments are made once.
     """
 
-    def __init__(
-        self, graph: LaunchGraph, instance: Handle, numbers: Numbers, stale: bool, uses: Mapping[str, Sequence[Use]] | None = None
-    ):
+    def __init__(self, graph: LaunchGraph, instance: Handle, numbers: Numbers):
         self.graph, self.instance, self.numbers = graph, instance, numbers
-        self._told = graph.told(numbers)
-        self._handle = ctypes.c_void_p(int(instance.value))
-        self._uses = graph.uses if uses is None else uses
-        self._stale = stale
+        own = ctypes.c_void_p.from_param(int(instance.value))
+        told = [ctypes.c_void_p.from_param(numbers.told.ctypes.data + TOLD.itemsize * n) for n in range(len(graph.nodes))]
+        self._calls = [[(own, handle, at) for handle in handles] for handles, at in zip(graph.handles, told, strict=True)]
+        self._uses: Mapping[str, Sequence[Use]] = graph.uses
+        self._stale = False
         self._bound: dict[str, int] = {}
+
+    def renumbered(self, uses: Mapping[str, Sequence[Use]]) -> None:
+        """Its numbers are others than the instance has, all of which the next launch tells it. `uses`: see LaunchGraph."""
+        self._uses, self._stale, self._bound = uses, True, {}
 
     def launch(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
         """Queue one inference on inputs and outputs at these addresses. Raises DriverError."""
@@ -305,19 +303,13 @@ class Executable:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
-        told, handles = self._told.ctypes.data, self.graph.handles
-        calls = [
-            (self._handle, handle, ctypes.c_void_p(told + TOLD.itemsize * number))
-            for number in sorted(changed)
-            for handle in handles[number]
-        ]
-        cu.native_calls("cuGraphExecKernelNodeSetParams", calls)
+        cu.native_calls("cuGraphExecKernelNodeSetParams", chain.from_iterable(self._calls[number] for number in sorted(changed)))
         self._bound, self._stale = dict(addresses), False
 
     def nodes(self) -> Iterator[Node]:
         """The nodes in order, each with its parameters set to these numbers when it comes."""
         for number, node in enumerate(self.graph.nodes):
-            self.numbers.told(number, node)
+            self.numbers.put(number, node)
             yield node
 
     def close(self) -> None:

@@ -8,14 +8,16 @@ bindings say that they lie, with arguments that are made once, and that numbers 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from tccompile.plan.format import MAPPED, Address, Map, Section
 from tccompile.plan.formulas import Slot, slots
-from tccompile.runtime.driver import Device
+from tccompile.runtime.driver import Device, Driver
 from tccompile.runtime.graph import launches
 
 BYTES = 128
@@ -30,24 +32,42 @@ SMALL_MAP = 131_072
 SMALL_BIT = np.uint64(1 << 21)
 """That bit, of a map's second word."""
 
-FIELDS: dict[str, tuple[type, int]] = {
-    "address": (np.uint64, 1),
-    "extents": (np.uint64, 5),
-    "strides": (np.uint64, 4),
-    "box": (np.uint32, 5),
-    "steps": (np.uint32, 5),
-    "lower": (np.int32, 3),
-    "upper": (np.int32, 3),
-    "channels": (np.uint32, 1),
-    "pixels": (np.uint32, 1),
-}
-"""What the driver is told of a map: types, and how many there are at most."""
+WIDE = {"address": 1, "extents": 5, "strides": 4}
+"""What the driver is told of a map in 64 bits each, and how many there are at most."""
+
+NARROW = {"box": 5, "steps": 5, "lower": 3, "upper": 3, "channels": 1, "pixels": 1}
+"""The same in 32 bits each."""
 
 Args = tuple[Any, ...]
 """What one of the driver's functions is called with."""
 
-Put = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Where slots' numbers go: the numbers of a field, places among them, slots, and what is added."""
+
+class Told:
+    """Numbers that the driver is told of maps, the same fields of each; those that are slots are written again for each size."""
+
+    def __init__(self, fields: Mapping[str, int], dtype: type, rows: Sequence[Mapping[str, Sequence[tuple[int, Any]]]]):
+        """Each row has the numbers of some fields, each as one that is known and one that may be a slot."""
+        starts = [0, *accumulate(fields.values())]
+        self.columns = dict(zip(fields, starts, strict=False))
+        self.numbers: np.ndarray = np.zeros((len(rows), starts[-1]), dtype)
+        open_ones: list[tuple[int, int, int]] = []
+        for number, row in enumerate(rows):
+            for name in fields:
+                for column, (start, value) in enumerate(row[name], self.columns[name]):
+                    if isinstance(value, Slot):
+                        open_ones.append((starts[-1] * number + column, value.number, start))
+                    else:
+                        self.numbers[number, column] = (start + value) % (1 << 8 * self.numbers.itemsize)
+        self._flat = self.numbers.reshape(-1)
+        self._places, self._which, self._starts = np.array(open_ones, np.int64).reshape(-1, 3).T
+
+    def fill(self, numbers: np.ndarray) -> None:
+        """Write what slots stand for."""
+        self._flat[self._places] = self._starts + numbers[self._which]
+
+    def address(self, number: int, name: str) -> int:
+        """Where a field of a map lies."""
+        return self.numbers.ctypes.data + self.numbers.itemsize * (self.numbers.shape[1] * number + self.columns[name])
 
 
 class MapTable:
@@ -81,85 +101,72 @@ class Encoder:
         room = np.zeros(BYTES * len(maps) + ALIGN, np.uint8)
         start = -room.ctypes.data % ALIGN
         self._words = room[start : start + BYTES * len(maps)].view(np.uint64).reshape(-1, BYTES // 8)
-        self._told: dict[str, np.ndarray] = {name: np.zeros((len(maps), most), dtype) for name, (dtype, most) in FIELDS.items()}
-        self._puts: list[Put] = []
-        for name in FIELDS:
-            self._fill(name, [_numbers(m, name, address) for m in maps])
-        self._rows = np.arange(len(maps))
-        self._last = np.array([len(m.extents) - 1 for m in maps], np.int64)
-        self._flat = np.array([m.dtype.size if len(m.extents) == 1 else 0 for m in maps], np.uint64)
-        self._small = device.driver_version <= 13010
+        rows = [{name: _numbers(m, name, address) for name in (*WIDE, *NARROW)} for m in maps]
+        self._wide, self._narrow = Told(WIDE, np.uint64, rows), Told(NARROW, np.uint32, rows)
         self._all, self._open = dict[str, list[Args]](), dict[str, list[Args]]()
         for number, m in enumerate(maps):
-            name, args = self._call(device, number, m)
+            name, args = self._call(device.cu, number, m)
             self._all.setdefault(name, []).append(args)
             if slots(m):
                 self._open.setdefault(name, []).append(args)
+        self._small = device.driver_version <= 13010
+        last, extent, stride = [len(m.extents) - 1 for m in maps], self._wide.columns["extents"], self._wide.columns["strides"]
+        places = self._wide.numbers.shape[1] * np.arange(len(maps))
+        self._outer = places + extent + np.array(last, np.int64)
+        self._steps = places + stride + np.array([max(n - 1, 0) for n in last], np.int64)
+        for number, m in enumerate(maps):
+            if not last[number]:  # a single row has no stride; the driver does not look
+                self._wide.numbers[number, stride] = m.dtype.size
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """The words of all maps, where what slots stand for are these numbers. Raises DriverError for one that cannot be."""
-        for field, places, which, starts in self._puts:
-            field[places] = starts + numbers[which]
+        """The words of all maps, until the next call, where what slots stand for are these numbers.
+
+        Raises DriverError for one that cannot be.
+        """
+        self._wide.fill(numbers)
+        self._narrow.fill(numbers)
         with self._device as cu:
             for name, calls in self._all.items():
                 cu.native_calls(name, calls)
         self._all = self._open  # the others stay what they are
-        if not self._small:
-            return self._words
-        inner = self._told["strides"][self._rows, self._last - 1]
-        np.copyto(inner, self._flat, where=self._flat > 0)
-        words = self._words.copy()
-        words[self._told["extents"][self._rows, self._last] * inner < SMALL_MAP, 1] &= ~SMALL_BIT
-        return words
+        if self._small:
+            told, second = self._wide.numbers.reshape(-1), self._words[:, 1]
+            np.bitwise_and(second, ~SMALL_BIT, out=second, where=told[self._outer] * told[self._steps] < SMALL_MAP)
+        return self._words
 
-    def _fill(self, name: str, rows: Sequence[Sequence[tuple[int, Any]]]) -> None:
-        """Write what is known of a field, and note what slots stand for, by its place among the numbers of all maps."""
-        field = self._told[name]
-        places, which, starts = list[int](), list[int](), list[int]()
-        for number, row in enumerate(rows):
-            for column, (start, value) in enumerate(row):
-                if isinstance(value, Slot):
-                    places.append(field.shape[1] * number + column)
-                    which.append(value.number)
-                    starts.append(start)
-                else:
-                    field[number, column] = start + value
-        if places:
-            self._puts.append((field.reshape(-1), np.array(places), np.array(which), np.array(starts, np.int64)))
-
-    def _call(self, device: Device, number: int, m: Map) -> tuple[str, Args]:
+    def _call(self, cu: Driver, number: int, m: Map) -> tuple[str, Args]:
         """The name of the driver's function that encodes a map, and its arguments, as ctypes hands them on as they are."""
-        cu, rank = device.cu, len(m.extents)
 
-        def at(array: np.ndarray) -> Any:
-            return ctypes.byref(ctypes.c_char.from_address(array.ctypes.data))
+        def at(name: str) -> Any:
+            told = self._wide if name in WIDE else self._narrow
+            return ctypes.c_void_p.from_param(told.address(number, name))
 
         def value(name: str, kind: Any) -> Any:
-            told = self._told[name][number]
-            is_open = slots(m.address if name == "address" else getattr(m, name))
-            return kind.from_address(told.ctypes.data) if is_open else kind.from_param(int(told[0]))
+            told = self._wide if name in WIDE else self._narrow
+            if slots(m.address if name == "address" else getattr(m, name)):
+                return kind.from_address(told.address(number, name))
+            return kind.from_param(int(told.numbers[number, told.columns[name]]))
 
-        pointers = {name: at(field[number]) for name, field in self._told.items()}
         swizzle = f"CU_TENSOR_MAP_SWIZZLE_{f'{m.swizzle}B' if m.swizzle else 'NONE'}"
         first = (
-            at(self._words[number]),
+            ctypes.c_void_p.from_param(self._words.ctypes.data + BYTES * number),
             _constant(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAPPED[m.dtype]}"),
-            ctypes.c_uint32.from_param(rank),
+            _rank(len(m.extents)),
             value("address", ctypes.c_uint64),
-            pointers["extents"],
-            pointers["strides"],
+            at("extents"),
+            at("strides"),
         )
         rest = (
-            pointers["steps"],
+            at("steps"),
             _constant(cu.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE_NONE"),
             _constant(cu.CUtensorMapSwizzle, swizzle),
             _constant(cu.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION_L2_256B"),
             _constant(cu.CUtensorMapFloatOOBfill, "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE"),
         )
         if m.kind == "tiled":
-            return "cuTensorMapEncodeTiled", (*first, pointers["box"], *rest)
+            return "cuTensorMapEncodeTiled", (*first, at("box"), *rest)
         pixels = value("channels", ctypes.c_uint32), value("pixels", ctypes.c_uint32)
-        return "cuTensorMapEncodeIm2col", (*first, pointers["lower"], pointers["upper"], *pixels, *rest)
+        return "cuTensorMapEncodeIm2col", (*first, at("lower"), at("upper"), *pixels, *rest)
 
 
 def _numbers(m: Map, name: str, address: Callable[[Address], int]) -> list[tuple[int, Any]]:
@@ -172,6 +179,13 @@ def _numbers(m: Map, name: str, address: Callable[[Address], int]) -> list[tuple
     return [(0, n) for n in (value if isinstance(value, tuple) else (value,))]
 
 
+@cache
 def _constant(names: Any, name: str) -> Any:
     """A member of an enumeration of the driver's, as an argument."""
     return ctypes.c_int.from_param(int(getattr(names, name)))
+
+
+@cache
+def _rank(rank: int) -> Any:
+    """A number of axes, as an argument."""
+    return ctypes.c_uint32.from_param(rank)

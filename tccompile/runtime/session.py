@@ -18,6 +18,7 @@ import numpy as np
 
 from tccompile.custom.files import Given, collected, using
 from tccompile.errors import DeviceError, InputError, PlanError, UsageError
+from tccompile.garbage import no_garbage
 from tccompile.ir.extent import Shape
 from tccompile.ir.feeds import seeded
 from tccompile.ir.metadata import Form, Kind, Metadata
@@ -114,7 +115,7 @@ class Session:
         self._known: dict[tuple, Engine] = {}
         """Which engine runs arrays of a layout that has been checked."""
         self._adapters = Adapters(self.plan)
-        with using(collected(ops)) if ops else nullcontext():
+        with using(collected(ops)) if ops else nullcontext(), no_garbage():
             self._platform = self._open(device, target, check_finite)
 
     def _open(self, device: str, target: str | None, check_finite: bool) -> Platform:
@@ -283,21 +284,21 @@ class Session:
     def _checked(self, arrays: Mapping[str, Array], given: Mapping[str, Array]) -> tuple[Engine, Mapping[str, Array]]:
         """The engine for the inputs, and the caller's output arrays as it writes them.
 
-        Arrays in GPU memory are checked once for each layout that they come in.
+        Arrays are checked once for each layout that they come in, but for those on the host that are written into.
         """
         layouts: list[Any] = []
         for of_one in (arrays, given):
             for name, a in of_one.items():
-                layouts += (name, a.shape, a.dtype, a.contiguous) if isinstance(a, DeviceBuffer) else (name, None)
+                layouts += (name, a.shape, a.dtype, a.contiguous if isinstance(a, DeviceBuffer) else None)
             layouts.append(None)
         key = tuple(layouts)
-        if (known := self._known.get(key)) is not None:
-            self._use(known)
-            return known, given
+        if (engine := self._known.get(key)) is not None:
+            self._use(engine)
+            on_host = {name: self._target_array(engine, a, name) for name, a in given.items() if isinstance(a, np.ndarray)}
+            return engine, {**given, **on_host}
         engine = self._engine(arrays)
         targets = {name: self._target_array(engine, array, name) for name, array in given.items()}
-        if not any(isinstance(a, np.ndarray) for a in (*arrays.values(), *given.values())):
-            self._known[key] = engine
+        self._known[key] = engine
         return engine, targets
 
     def bench(self, iterations: int = 100, feeds: Mapping[str, Any] | None = None, warmup: int = 10) -> list[float]:

@@ -14,7 +14,7 @@ compute several ops in one launch: see `joined`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,6 +61,26 @@ class Choice:
         return self.estimate > 0
 
 
+class Whole(NamedTuple):
+    """A kernel of several ops in one config, and its estimated time in microseconds."""
+
+    cost: float
+    kernel: Joint
+    config: Config
+
+
+class Group(NamedTuple):
+    """Ops that one launch may compute, by number: the one in whose step it is, and all of them; and ways, the cheapest first."""
+
+    place: int
+    members: tuple[int, ...]
+    ways: Sequence[Whole]
+
+
+Together = Mapping[int, tuple[Sequence[int], Choice]]
+"""Ops that are computed by one launch, by the number of the one in whose step it is: all of them, and the choice for it."""
+
+
 class Company(NamedTuple):
     """What a step shares the GPU with.
 
@@ -82,12 +102,12 @@ def schedule(
     refused: Collection[Code] = (),
     timings: Timings = NO_TIMINGS,
     known: dict[Hashable, list[Candidate]] | None = None,
-    joins: bool = True,
+    together: Together | None = None,
 ) -> list[Choice]:
     """One choice per op, in the program's order, without the codes that turned out not to fit the generation's registers.
 
     known  candidates of ops by `seen`, found for other programs for the same generation; those of this one are added
-    joins  whether two ops may be computed by one launch
+    together  what is computed by one launch, where that is decided
     """
     known = {} if known is None else known
     ranked = []
@@ -99,12 +119,15 @@ def schedule(
     ops = list(program.ops)
     choices = [choose(op, program, arch, refused, timings, ALONE, r) for op, r in zip(ops, ranked, strict=True)]
     for i, (copy, conv) in uncopied(program).items():
-        direct = choose(conv, program, arch, refused, timings, ALONE, within := candidates(conv, program, arch))
+        if (alike := seen(conv, program)) not in known:
+            known[alike] = candidates(conv, program, arch)
+        direct = choose(conv, program, arch, refused, timings, ALONE, within := known[alike])
         if direct.cost < choices[i].cost + choices[copy].cost:
             reason = f"nothing to do: {conv.y} is computed from {conv.x} itself"
             choices[copy] = replace(choices[copy], work=Work(()), cost=0.0, reason=reason, estimate=0.0)
             ops[i], choices[i], ranked[i] = conv, direct, within
-    together = joined(program, choices, arch, refused) if joins else {}
+    if together is None:
+        together = joined(program, choices, arch, refused)
     for i, (members, whole) in together.items():
         for k in members:
             what = f"nothing to do: computed together with {program.ops[i].nodes[0]}"
@@ -152,43 +175,57 @@ DOUBTED = 0.955
 """Of the time of ops one by one, what one launch may be estimated to take to be taken in their place."""
 
 
-def joined(
-    program: Program, choices: Sequence[Choice], arch: Arch, refused: Collection[Code]
-) -> dict[int, tuple[Sequence[int], Choice]]:
-    """Ops that are computed by one launch, where that is faster than one after the other: by the number of the op in whose step
-    it is, all of them, and the choice for it.
+def groups(program: Program, arch: Arch) -> Iterator[Group]:
+    """All ops that one launch of some kernel may compute. What may read an input in place of its copy is in none: the copy may
+    not be made."""
+    direct = set(uncopied(program))
+    for kernel in JOINTS:
+        for place, members in kernel.groups(program):
+            ops = [program.ops[k] for k in members]
+            if direct.isdisjoint(members) and kernel.supports(ops, program, arch) is None:
+                ways = [Whole(kernel.cost(ops, program, c, arch), kernel, c) for c in kernel.configs(ops, program, arch)]
+                yield Group(place, tuple(members), sorted(ways, key=lambda way: way.cost))
+
+
+def gained(whole: float, apart: float) -> float:
+    """What one launch gains that takes so long, where ops take so long one by one; 0 where it is not surely faster."""
+    return apart - whole if whole < DOUBTED * apart else 0.0
+
+
+def compatible(gains: Sequence[tuple[float, Sequence[int]]]) -> list[int]:
+    """Of some groups of ops, each with what it gains, those that are taken: none that gains nothing, and no op twice."""
+    taken, out = set[int](), list[int]()
+    for i in sorted(range(len(gains)), key=lambda i: -gains[i][0]):
+        gain, members = gains[i]
+        if gain > 0 and not taken.intersection(members):
+            out.append(i)
+            taken.update(members)
+    return out
+
+
+def joined(program: Program, choices: Sequence[Choice], arch: Arch, refused: Collection[Code]) -> Together:
+    """What is computed by one launch, where that is faster than one after the other.
 
     choices  what is chosen for each op by itself
     """
-    found: dict[int, tuple[Sequence[int], Choice]] = {}
-    ways: list[tuple[float, int, Sequence[int], Choice]] = []
-    copied = {i for i, choice in enumerate(choices) if not choice.work.launches}
-    for kernel in JOINTS:
-        for place, members in kernel.groups(program):
-            apart = sum(choices[k].cost for k in members)
-            whole = None if copied.intersection(members) else _together(kernel, members, program, arch, refused)
-            if whole is not None and whole.cost < DOUBTED * apart:
-                others = ", ".join(program.ops[k].nodes[0] for k in members if k != place)
-                reason = f"{whole.reason} together with {others}, apart {apart:.1f} µs"
-                ways.append((apart - whole.cost, place, members, replace(whole, reason=reason)))
-    taken: set[int] = set()
-    for _, place, members, whole in sorted(ways, key=lambda way: -way[0]):
-        if not taken.intersection(members):
-            found[place] = members, whole
-            taken.update(members)
+    ways = [(group, whole_of(group, program, arch, refused)) for group in groups(program, arch)]
+    told = [(group, whole, sum(choices[k].cost for k in group.members)) for group, whole in ways if whole is not None]
+    found = {}
+    for i in compatible([(gained(whole.cost, apart), group.members) for group, whole, apart in told]):
+        group, whole, apart = told[i]
+        others = ", ".join(program.ops[k].nodes[0] for k in group.members if k != group.place)
+        reason = f"{whole.reason} together with {others}, apart {apart:.1f} µs"
+        found[group.place] = group.members, replace(whole, reason=reason)
     return found
 
 
-def _together(kernel: Joint, members: Sequence[int], program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
-    """The cheapest launch of a kernel that computes these ops; None if there is none."""
-    ops = [program.ops[k] for k in members]
-    if kernel.supports(ops, program, arch) is not None:
-        return None
-    ways = [(kernel.cost(ops, program, config, arch), config) for config in kernel.configs(ops, program, arch)]
-    for cost, config in sorted(ways, key=lambda way: way[0]):
+def whole_of(group: Group, program: Program, arch: Arch, refused: Collection[Code]) -> Choice | None:
+    """The cheapest launch that computes a group; None if all are refused."""
+    ops = [program.ops[k] for k in group.members]
+    for cost, kernel, config in group.ways:
         work = kernel.work(ops, program, config, arch)
         if not any(launch.code in refused for launch in work.launches):
-            reason = f"estimated {cost:.1f} µs" + (f", best of {len(ways)}" if len(ways) > 1 else "")
+            reason = f"estimated {cost:.1f} µs" + (f", best of {len(group.ways)}" if len(group.ways) > 1 else "")
             return Choice(kernel, config, work, cost, reason)
     return None
 

@@ -551,10 +551,13 @@ def reduce(
         scale = 0.2 if combine == "mul" else 1.0
         b.values("x", b.rng.standard_normal(x) * scale + (combine == "mul"), dtype, order)
     else:
-        b.values("x", b.rng.integers(-3, 4, x), dtype, order)
+        low = 0 if dtype.kind == "uint" else -3
+        b.values("x", b.rng.integers(low, low + 7, x), dtype, order)
     shape = tuple(1 if a in axes else n for a, n in enumerate(x))
     acc = Expr("acc", (), None, dtype.compute)
-    inner = call("mul", acc, acc) if pre == "square" else call(pre, acc) if pre else acc
+    inner = call("mul", acc, acc) if pre == "square" else call(pre, acc) if pre and pre != "dequantize" else acc
+    if pre == "dequantize":
+        inner, acc, dtype = call("mul", call("sub", cast(acc, F32), 2.0), 0.25), ACC, F16
     outer = acc
     loads: tuple[View, ...] = ()
     if ep == "mean":
@@ -1338,6 +1341,9 @@ CASES: Cases = {
     "min_middle": _case(reduce, (3, 40, 24), (1,), combine="min", pre="abs"),
     "product": _case(reduce, (6, 12), (1,), combine="mul"),
     "sum_integers": _case(reduce, (6, 45), (1,), dtype=I64),
+    "mean_bytes": _case(reduce, (2, 37, 9, 5), (2, 3), pre="dequantize", order=NHWC, ep="mean", dtype=DType.U8),
+    "mean_rows_of_bytes": _case(reduce, (3, 9, 77), (1, 2), pre="dequantize", ep="mean", dtype=DType.I8),
+    "mean_rows_of_16_bits": _case(reduce, (9, 64), (1,), pre="dequantize", ep="mean", dtype=DType.U16),
     "sum_int32": _case(reduce, (70, 3, 45), (0,), dtype=DType.I32),
     "max_integers": _case(reduce, (6, 45), (0,), combine="max", dtype=DType.I32),
     "mean_hw_output": _case(reduce, (3, 58, 7, 7), (2, 3), order=NHWC, ep="mean", to="output"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,12 @@ from tccompile.errors import InputError, LaunchError, VerificationError
 from tccompile.plan.file import Plan, read_plan
 from tccompile.runtime.resident import choices
 from tccompile.runtime.session import Session
+from tests.ops.test_counted import KINDS, detector, found
+from tests.rewrites.common import Net
+from tests.test_branches import MODELS as BRANCHES
+from tests.test_branches import limits
+from tests.test_loops import FLOAT, looped
+from tests.test_loops import MODELS as LOOPS
 
 pytestmark = pytest.mark.gpu
 
@@ -61,98 +69,81 @@ def test_numpy(plan):
     close([z], expected(plan, x_of())[1:])
 
 
-@pytest.mark.parametrize("driver", ["new", "old"])
-def test_loops(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a while node, and in a graph for drivers that have none: as on the CPU, however often they go round."""
+@pytest.fixture
+def compiled(gpu, request: pytest.FixtureRequest) -> Callable[..., Plan]:
+    """What compiles a model for this GPU, in float32."""
     if request.config.getoption("--plans") is not None:
         pytest.skip("it is compiled here")
     import tccompile
-    from tccompile.load import unroll
-    from tccompile.runtime import graph
     from tccompile.runtime.generations import native
-    from tests.test_loops import MODELS
 
-    if driver == "old":
-        monkeypatch.setattr(graph, "LOOP_DRIVER", 1 << 30)
+    return partial(tccompile.compile, archs=native(gpu.cc), precision="fp32")
+
+
+@pytest.fixture
+def loops_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops are not unrolled, and branches not computed both, however short they are."""
+    from tccompile.load import unroll
+
     monkeypatch.setattr(unroll, "LONG", 0)
     monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
-    for name, make in MODELS.items():
-        model = make()
-        limits = {node.name: 4 for node in model.graph.node if node.op_type == "Loop"}
-        made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits=limits)
-        rng = np.random.default_rng(0)
-        with Session(made, "gpu", check_finite=True) as session, Session(made, "cpu") as other:
-            for n, go in ((3, True), (4, True), (0, True), (1, True), (2, False), (4, True)):
-                feeds = {x.name: rng.uniform(0.5, 2, x.shape).astype(np.float32) for x in session.get_inputs()}
-                feeds |= {"n": np.array(n), "go": np.array(go)}
-                feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
-                for got, want in zip(session.run(None, feeds), other.run(None, feeds), strict=True):
-                    assert got.shape == want.shape, name
-                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize("driver", ["new", "old"])
-def test_branches(gpu, driver: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In conditional nodes, in each other and in loops, and run all the same where drivers have none: as on the CPU."""
-    if request.config.getoption("--plans") is not None:
-        pytest.skip("it is compiled here")
-    import tccompile
-    from tccompile.load import unroll
-    from tccompile.runtime import graph
-    from tccompile.runtime.generations import native
-    from tests.test_branches import MODELS, limits
-
-    if driver == "old":
-        monkeypatch.setattr(graph, "LOOP_DRIVER", 1 << 30)
     monkeypatch.setattr("tccompile.ir.branches.LEAST_US", 3.0)
-    monkeypatch.setattr(unroll, "LONG", 0)
-    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
-    for name, (make, _) in MODELS.items():
-        model = make()
-        made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits=limits(model))
-        rng = np.random.default_rng(0)
-        with Session(made, "gpu") as session, Session(made, "cpu") as other:
-            for k in range(6):
-                feeds = {"x": ((-1) ** k * rng.uniform(0.1, 1, (3, 4))).astype(np.float32), "c": np.array(k % 2 == 0)}
-                feeds |= {"d": np.array(k % 3 == 0), "n": np.array(min(k, 4))}
-                feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
-                for got, want in zip(session.run(None, feeds), other.run(None, feeds), strict=True):
-                    assert got.shape == want.shape, name
-                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=name)
 
 
-def test_a_loop_in_a_plan_for_ranges(gpu, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["new", "old"])
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver that there is, and one whose graphs have no conditional nodes."""
+    if request.param == "old":
+        monkeypatch.setattr("tccompile.runtime.graph.LOOP_DRIVER", 1 << 30)
+
+
+def as_on_the_cpu(made: Plan, every: Iterable[Mapping[str, np.ndarray]], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """A plan's outputs for each set of arrays, which may hold more than its inputs."""
+    with Session(made, "gpu", check_finite=True) as session, Session(made, "cpu") as other:
+        for arrays in every:
+            feeds = {x.name: arrays[x.name] for x in session.get_inputs()}
+            for got, want in zip(session.run(None, feeds), other.run(None, feeds), strict=True):
+                assert got.shape == want.shape
+                np.testing.assert_allclose(got, want, rtol, atol)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(compiled, loops_stay, driver, name):
+    """In a while node, and in a graph for drivers that have none: as on the CPU, however often they go round."""
+    model = LOOPS[name]()
+    made = compiled(model, limits={node.name: 4 for node in model.graph.node if node.op_type == "Loop"})
+    rng = np.random.default_rng(0)
+    tensors = made.entries[0].program.tensors
+    drawn = {x: rng.uniform(0.5, 2, tensors[x].shape).astype(np.float32) for x in made.entries[0].program.inputs}
+    turns = ((3, True), (4, True), (0, True), (1, True), (2, False), (4, True))
+    as_on_the_cpu(made, ({**drawn, "n": np.array(n), "go": np.array(go)} for n, go in turns))
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches(compiled, loops_stay, driver, name):
+    """In conditional nodes, in each other and in loops, and run all the same where drivers have none: as on the CPU."""
+    model = BRANCHES[name][0]()
+    made = compiled(model, limits=limits(model))
+    x = np.random.default_rng(0).uniform(0.1, 1, (6, 3, 4)).astype(np.float32)
+    taken = ((k % 2 == 0, k % 3 == 0, min(k, 4), (-1) ** k * x[k]) for k in range(6))
+    as_on_the_cpu(made, ({"c": np.array(c), "d": np.array(d), "n": np.array(n), "x": x} for c, d, n, x in taken))
+
+
+def test_a_loop_in_a_plan_for_ranges(compiled, loops_stay):
     """A graph with a while node can be instantiated once: such plans have the body in theirs as often as it may run."""
-    if request.config.getoption("--plans") is not None:
-        pytest.skip("it is compiled here")
-    import tccompile
-    from tccompile.load import unroll
-    from tccompile.runtime.generations import native
-    from tests.test_loops import FLOAT, looped
-
-    monkeypatch.setattr(unroll, "LONG_COUNTED", 0)
     model = looped([("Tanh", "a", "a_")], {"a": (FLOAT, ("b", 4))}, ("a_",))
-    made = tccompile.compile(model, archs=native(gpu.cc), precision="fp32", limits={"Loop_a_end": 6}, ranges={"b": (1, 5)})
-    with Session(made, "gpu") as session, Session(made, "cpu") as other:
-        for b, n in ((1, 3), (5, 6), (3, 0), (5, 2)):
-            feeds = {"n": np.array(n), "go": np.array(True), "a_0": np.ones((b, 4), np.float32), "x": np.ones((3, 4), np.float32)}
-            feeds = {x.name: feeds[x.name] for x in session.get_inputs()}
-            close(session.run(None, feeds), other.run(None, feeds))
+    made = compiled(model, limits={"Loop_a_end": 6}, ranges={"b": (1, 5)})
+    ones = {"go": np.array(True), "x": np.ones((3, 4), np.float32)}
+    turns = ((1, 3), (5, 6), (3, 0), (5, 2))
+    as_on_the_cpu(made, ({**ones, "n": np.array(n), "a_0": np.ones((b, 4), np.float32)} for b, n in turns))
 
 
-def test_outputs_that_the_data_cut(gpu, request: pytest.FixtureRequest) -> None:
+def test_outputs_that_the_data_cut(compiled):
     """Boxes that are kept, few or none, on the host and on the GPU: one graph for all of them."""
-    if request.config.getoption("--plans") is not None:
-        pytest.skip("it is compiled here")
-    import tccompile
-    from tccompile.runtime.generations import native
-    from tests.ops.test_counted import KINDS, detector, found
-    from tests.rewrites.common import Net
-
     torch = pytest.importorskip("torch")
     for then in KINDS:
         net = detector(Net(boxes=(1, 30, 4), scores=(1, 1, 30), line=(30,)), then)
-        made = tccompile.compile(net.model(), archs=native(gpu.cc), precision="fp32")
+        made = compiled(net.model())
         program = made.entries[0].program
         cut = {(name, axis) for count in program.counts for name, axes in count.cuts.items() for axis in axes}
         apart = {name for name, axis in cut if max(program.tensors[name].shape[:axis], default=1) > 1}

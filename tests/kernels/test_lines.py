@@ -1,4 +1,4 @@
-"""Scatter, TopK, Cumulate and Places, simulated and compiled."""
+"""Carry, Scatter, TopK, Cumulate and Places, simulated and compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
 from tccompile.ir.ops import Carry, Cumulate, Places, Scatter, TopK
+from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
+from tccompile.ir.types import DType
 from tccompile.kernels.carry import CarryKernel
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.scan import PlacesKernel, ScanKernel
@@ -16,7 +18,8 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import I32, Config, Kernel
 from tccompile.kernels.top_k import TopKKernel
-from tests.gpu.cases import cumulate, program_of, top_k
+from tccompile.lower.lines import plain
+from tests.gpu.cases import F16, F32, Builder, cumulate, program_of, top_k
 from tests.kernels import machine
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import APART, thorough
@@ -35,6 +38,27 @@ LONG = ("top_k_in_tiles", "top_k_of_bytes", "cumsum_in_chunks", "cumprod_in_chun
 )
 def test_values(kind: type, case: str) -> None:
     check(KERNELS[kind], program_of(case), once=False)
+
+
+@pytest.mark.parametrize(("going", "row"), [(True, 3), (True, 0), (False, 2)])
+@pytest.mark.parametrize("shape", [(5, 3, 20), (4, 6)])
+def test_a_row_that_an_iteration_gives(shape: tuple[int, ...], going: bool, row: int) -> None:
+    """Over other memory than it has in a loop."""
+    b = Builder("row")
+    b.normal("x", (1, *shape[1:]), F16)
+    b.normal("over", shape, F32)
+    b.values("here", (np.arange(shape[0]) == row).reshape(-1, *[1] * (len(shape) - 1)), DType.BOOL)
+    b.values("going", np.array(going), DType.BOOL)
+    b.result(shape, F32)
+    op = Carry(
+        nodes=("row",), y="y", role="next", loop="loop", x="x", over="over", going="going", here="here", epilogue=plain(F32)
+    )
+    program = Program((), (), b.tensors, b.constants, (op,))
+    check(CarryKernel(), program, once=False)
+    values = {name: recipe.values for name, recipe in program.constants.items()}
+    wanted = values["over"].copy()
+    wanted[row] = values["x"][0] if going else wanted[row]
+    np.testing.assert_array_equal(compute(op, program, values), wanted)
 
 
 SMALL = ("top_k_integers", "cumsum_in_chunks", "places")

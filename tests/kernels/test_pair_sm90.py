@@ -212,6 +212,29 @@ def test_what_is_computed_together_is_one_step_of_what_bytes_would_save(monkeypa
         assert any(names <= {*nodes} and us > 0 for nodes, us in steps)
 
 
+@pytest.mark.parametrize("channels, together", [(3, 0), (8, 1)])
+def test_what_reads_an_input_in_place_of_its_copy_stays_apart(
+    monkeypatch: pytest.MonkeyPatch, channels: int, together: int
+) -> None:
+    """The copy that the launch would read is not made."""
+    monkeypatch.setattr(PairSm90, "cost", lambda *_: 0.01)
+    model = plain([(128, channels, 1, 1), (32, 128, 1, 1)])
+    program = to_program(model, {}, Options(archs=("sm_90a",), precision="fp16"), Dump(None))
+    choices = schedule(program, ARCH)
+    assert sum(c.work.within >= 0 for c in choices) == together
+    assert any(not c.work.launches and c.work.within < 0 for c in choices) == (not together)
+
+
+def plain(shapes: list[tuple[int, ...]]) -> onnx.ModelProto:
+    """Convolutions one after the other, of weights of these shapes."""
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), f"w{i}") for i, s in enumerate(shapes)]
+    nodes = [helper.make_node("Conv", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(len(shapes))]
+    ends = (("x0", shapes[0][1]), (f"x{len(shapes)}", shapes[-1][0]))
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, channels, 64, 64)) for name, channels in ends)
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)])
+
+
 def test_what_one_launch_takes_too_long_for_stays_apart(joined, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PairSm90, "cost", lambda *_: 1e3)
     assert not any(c.kernel.name == "pair_sm90" for c in schedule(joined[0], ARCH))

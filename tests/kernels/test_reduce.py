@@ -84,6 +84,7 @@ def test_blocks_cover_outputs_and_elements(case: str) -> None:
             program_of, ("mean_hw", "mean_rows", "sum_middle", "sum_two_axes", "sum_squares", "max_rows", "min_middle", "product")
         ),
         *map(program_of, ("sum_integers", "max_integers", "mean_hw_odd", "max_many", "sum_of_one")),
+        *map(program_of, ("mean_bytes", "mean_rows_of_bytes", "mean_rows_of_16_bits")),
         reduce("long", (2, 9001), (1,), ep="mean"),
         reduce("longer", (1, 5000), (0, 1), combine="max"),
         reduce("split", (1, 8, 40, 50), (2, 3), order=NHWC, ep="mean"),
@@ -114,6 +115,8 @@ def test_lanes_are_vectors_where_they_are_kept() -> None:
     assert share((9, 64), (1,)).vector == 8 and share((9, 64), (1,)).width == 8
     assert share((9, 61), (1,)).vector == 8  # the padding is left out in registers
     assert share((9, 64), (1,), dtype=DType.I64).vector == 1
+    assert share((9, 64), (1,), dtype=DType.U8).vector == 8
+    assert share((2, 40, 5, 7), (2, 3), order=NHWC, dtype=DType.U8).lanes == 8
 
 
 @thorough

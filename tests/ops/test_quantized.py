@@ -187,6 +187,64 @@ def test_a_quantized_network_runs_between_products() -> None:
     assert sum(isinstance(op, Conv) for op in program.ops) == 2 and len(program.ops) <= 4
 
 
+def excited(net: Net, x: str) -> str:
+    """Squeeze and excitation: a mean of all, and a gate that all are multiplied by."""
+    step, zero = np.float32(1 / 255), np.uint8(0)
+    gate = net("QuantizeLinear", net("Sigmoid", net("GlobalAveragePool", x)), step, zero)
+    return net("Mul", x, net("DequantizeLinear", gate, step, zero))
+
+
+NEXT = {
+    "excited": excited,
+    "sum": lambda net, x: net("Add", net("Mul", x, np.float32(0.37)), net("Relu", x)),
+    "mean": lambda net, x: net("ReduceMean", x, np.array([1])),
+    "normalized": lambda net, x: net("LayerNormalization", x, net.positive(40), net.normal(40)),
+    "softmax": lambda net, x: net("Mul", net("Softmax", x, axis=-1), np.float32(9)),
+    "pooled": lambda net, x: net("AveragePool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    "resized": lambda net, x: net("Resize", x, None, np.array([1, 1, 1.5, 1], np.float32), mode="linear"),
+}
+"""What stands between bytes and the next bytes, where nothing is multiplied by weights."""
+
+
+@pytest.mark.parametrize("between", NEXT)
+def test_bytes_are_those_of_the_standard_in_mixed_precision_too(between: str) -> None:
+    """One of 200 may be one off: what fp16 rounds off brings more of them to the other side of a half."""
+    net, values = with_inputs(np.uint8, x=(1, 48, 24, 40))
+    x = net("DequantizeLinear", "x", np.float32(0.021), np.uint8(101))
+    model = net.out(net("QuantizeLinear", NEXT[between](net, x), np.float32(0.013), np.uint8(128))).model()
+    (expected,) = reference(model, values).values()
+    (got,) = Session(without_code(model, ("sm_80",), precision="mixed"), "cpu").run(None, values)
+    apart = np.abs(got.astype(int) - expected)
+    assert np.mean(apart == 0) >= 0.995 and apart.max() <= 1
+    assert between not in ("excited", "sum", "mean") or all(
+        t.dtype is not DType.F16 for t in precision(fuse(lower(rewrite(load(model)))), "fp16").tensors.values()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16"])
+def test_inputs_that_are_quantized_are_measured_with_all_that_they_may_be(dtype: str) -> None:
+    """Of zeros and ones, which other integers are made of, all is so small that it would be stored times 2^24."""
+    net, _ = with_inputs(INTEGERS[dtype], x=(4, 64))
+    limits = np.iinfo(dtype)
+    y = net("MatMul", net("DequantizeLinear", "x", np.float32(7e-6), INTEGERS[dtype](0)), net.normal(64, 16))
+    model = net.out(net("MatMul", net("Relu", y), net.normal(16, 5))).model()
+    x = {"x": net.rng.integers(limits.min, limits.max, (4, 64), dtype, endpoint=True)}
+    (expected,) = reference(model, x).values()
+    plan = without_code(model, ("sm_80",), precision="mixed")
+    assert relative_error(Session(plan, "cpu").run(None, x)[0], expected) <= 2e-3
+
+
+def test_what_is_saturated_is_not_scaled_beyond_fp16() -> None:
+    """Inputs near 0 are seen; others are much larger, and the grid says how large at most."""
+    net = Net(opset=21, x=(4, 64))
+    scale, zero = np.float32(5e-7), np.uint16(2**15)
+    x = net("DequantizeLinear", net("QuantizeLinear", "x", scale, zero), scale, zero)
+    model = net.out(net("MatMul", x, net.normal(64, 5))).model()
+    plan = without_code(model, ("sm_80",), precision="mixed", input_ranges={"x": (0.0, 1e-6)})
+    x = {"x": np.random.default_rng(0).uniform(-0.016, 0.016, (4, 64)).astype(np.float32)}
+    assert relative_error(Session(plan, "cpu").run(None, x)[0], *reference(model, x).values()) <= 2e-3
+
+
 def test_scales_that_are_computed_keep_fp32() -> None:
     net = Net(opset=21, x=(40, 90))
     net.out(net("DynamicQuantizeLinear", net("Relu", "x"), outputs=3)[0])

@@ -63,12 +63,15 @@ def same_everywhere(formulas, *sizes):
     """Formulas that all give numbers are the same where they are not looked at, and where they are computed at all sizes"""
     at_all = everywhere(formulas, sizes, spans(formulas, sizes))
     assert at_all is not None
-    prepared = Prepared(formulas, True)
+    kept = Prepared(formulas, sizes, at_all)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tccompile.plan.formulas.KEPT", 0)
+        again = Prepared(formulas, sizes, at_all)
     for column, point in zip(at_all.T, itertools.product(*(size.all for size in sizes)), strict=True):
         numbers = computed(formulas, point)
-        assert (
-            prepared.at(point) == numbers and prepared.integers(numbers).tolist() == column.tolist() == integers(numbers).tolist()
-        )
+        for prepared in (kept, again):
+            found, whole = prepared.at(point)
+            assert found == numbers and whole.tolist() == column.tolist() == integers(numbers).tolist()
 
 
 @pytest.mark.parametrize("name", COMPUTED)

@@ -15,7 +15,8 @@ def code(name: str) -> Code:
 def points(ops: int, slower: float) -> list[list[Case]]:
     """Two sizes; each op has a code of its own, and at both sizes one that serves all, and takes longer by that share."""
     shared = frozenset([code("shared")])
-    return [[Case(1 / ops, [(1.0, frozenset([code(f"own {i}")])), (1 + slower, shared)]) for i in range(ops)] for _ in range(2)]
+    costs = [[(1.0, frozenset([code(f"own {i}")])), (1 + slower, shared)] for i in range(ops)]
+    return [[Case(1 / ops, own, 1.5) for own in costs] for _ in range(2)]
 
 
 @pytest.mark.parametrize(

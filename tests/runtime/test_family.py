@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -89,11 +90,18 @@ def test_graphs_have_run_and_host_memory_is_there_before_the_first_inference(fak
     assert not {"cuMemAlloc", "cuMemHostAlloc", "cuGraphInstantiateWithParams"} & set(api.calls)
 
 
-def test_tensor_maps_of_members(fake):
-    """A map's address is that in the member's own table, and its extents are the member's"""
+@pytest.mark.parametrize("ahead", [True, False])
+def test_tensor_maps_of_members(fake, ahead, monkeypatch):
+    """A map's address is that in the member's own table, and its extents are the member's: of few sizes from the start"""
+    monkeypatch.setattr("tccompile.runtime.family.AHEAD", 2 * 39 if ahead else 2 * 39 - 1)
     seen: list[tuple[int, int]] = []
     api = fake()
-    api.kernels = {**KERNELS, "tc_scale": (KERNELS["tc_scale"][0], lambda h, y, factor, count: seen.append((h, count)))}
+
+    def scale(h, y, factor, count):
+        encoded = ctypes.c_uint64.from_address(h).value  # which of all that have been encoded
+        seen.append((h, api.maps[encoded - 1][1][3][-1]))
+
+    api.kernels = {**KERNELS, "tc_scale": (KERNELS["tc_scale"][0], scale)}
 
     def mapped(own, rows):
         m = Map("tiled", DType.F32, Address("arena", "", 256), (4, rows), (16,), (1, 1), 0, (4, 8))
@@ -101,16 +109,16 @@ def test_tensor_maps_of_members(fake):
         return told(told(own, 1, 0, m), 2, 0, fixed)
 
     s = Session(of_rows(mapped), "gpu")
+    made = len(api.maps)
     tables = {}
     for rows in (2, 9, 5, 9):
         s.run(None, {"x": x_of(rows)})
-        (first, _), (second, _) = seen[-2:]
-        assert abs(first - second) == 128
+        (first, height), (second, other) = seen[-2:]
+        assert abs(first - second) == 128 and {height, other} == {rows, 2}
         tables.setdefault(rows, min(first, second))
         assert tables[rows] == min(first, second)
     assert len({*tables.values()}) == 3
-    heights = [args[3][-1] for _, args in api.maps]
-    assert sorted(heights[-3:]) == [2, 5, 9] and len(heights) == 2 + 5  # of the family, then one a member, two of them at once
+    assert len(api.maps) - made == (0 if ahead else 3)
 
 
 def test_shared_memory_is_a_members_own(fake):
@@ -128,6 +136,22 @@ def test_shared_memory_is_a_members_own(fake):
             same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
             graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
             assert [launch[2] for *_, launch in graph] == [50_000, 50_000 + 256 * rows, 50_000]
+
+
+def test_grids_of_members(fake):
+    """... of which those whose blocks all run at once are no larger than the GPU, also after a larger member"""
+    api = fake()
+
+    def growing(own, rows):
+        (launch,) = own.steps[1].launches
+        grown = replace(own.steps[1], launches=(replace(launch, grid=(10 * rows, rows, 1), cooperative=True),))
+        return replace(own, steps=(own.steps[0], grown, own.steps[2]))
+
+    with Session(of_rows(growing), "gpu") as s:
+        for rows, blocks in ((40, 2 * 54), (3, 30), (10, 100), (11, 108)):
+            same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+            graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
+            assert [launch[0] for *_, launch in graph][1] == blocks
 
 
 @pytest.mark.parametrize(

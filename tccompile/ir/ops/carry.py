@@ -32,6 +32,7 @@ class Carry(Op):
     loop   the loop's name, or the If's
     over   what entered in that memory, or may be picked
     going  one boolean that entered, or says which is picked
+    here   of "next", which rows of y get x, which is one row then: a boolean of each; the others stay
     after  what else must have been computed before
     most   of "again", how many iterations take place at most
     """
@@ -41,6 +42,7 @@ class Carry(Op):
     x: Ref
     over: Ref | None = None
     going: Ref | None = None
+    here: Ref | None = None
     after: tuple[Ref, ...] = ()
     most: int = 0
 
@@ -52,7 +54,10 @@ class Carry(Op):
         return self.role in ("next", "again")
 
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
-        yield shapes[self.x] in (y, ())
+        if self.here is None:
+            yield shapes[self.x] in (y, ())
+        else:
+            yield self.role == "next" and shapes[self.x] == (1, *y[1:]) and shapes[self.here] == (*y[:1], *[1] * (len(y) - 1))
         yield (self.over is not None) == (self.going is not None) == (self.stays or self.role == "pick")
         yield self.over is None or self.going is None or (shapes[self.over] == y and shapes[self.going] == ())
         yield (self.role == "again") == (self.most > 0) and self.most <= TURNS
@@ -61,10 +66,13 @@ class Carry(Op):
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
         if self.over is not None and self.going is not None and not values[self.going].item():
             return values[self.over]
+        if self.here is not None and self.over is not None:
+            return np.where(values[self.here], values[self.x], values[self.over])
         return np.broadcast_to(values[self.x], shape)
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
-        one = known.moments(self.x, at[: len(known.shape(self.x))])
+        places = at if self.here is None else (np.zeros_like(at[0]), *at[1:])
+        one = known.moments(self.x, places[: len(known.shape(self.x))])
         if self.role != "pick" or self.over is None:
             return one
         other = known.moments(self.over, at[: len(known.shape(self.over))])

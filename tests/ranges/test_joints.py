@@ -1,0 +1,84 @@
+"""Several ops in one launch, at all sizes of a range."""
+
+from __future__ import annotations
+
+import pytest
+
+from tccompile.arch import ARCHS
+from tccompile.dump import Dump
+from tccompile.emit.pack import pack
+from tccompile.kernels.pair_sm90 import PairSm90
+from tccompile.load.model import read
+from tccompile.options import Options
+from tccompile.pipeline import Told, jobs_of, likely_jobs, origin_of, to_parts, to_patterns
+from tccompile.plan.formulas import computed, integers
+from tccompile.plan.members import Bounds
+from tccompile.plan.rules import check_member
+from tccompile.ranges.box import scattered
+from tccompile.ranges.families import with_families
+from tccompile.ranges.pool import Known
+from tccompile.schedule.timings import NO_TIMINGS
+from tccompile.sizes import Size
+from tccompile.stages.progress import quiet
+from tests.kernels.test_pair_sm90 import bottlenecks
+from tests.small import image
+
+ARCH = ARCHS["sm_90a"]
+BATCH = {"batch": Size("batch", 2, 40)}
+
+
+@pytest.fixture(scope="module")
+def pattern():
+    """Three residual blocks: what is read of the model, its only pattern, and the options."""
+    opened, told = read(bottlenecks("batch")), Told()
+    (found,), options = to_patterns(opened, Options(archs=("sm_90a",), precision="fp16", ranges=BATCH), Dump(None), quiet, told)
+    return opened, told, found, options
+
+
+def parts_of(pattern, monkeypatch, cost):
+    """The parts where two products in one launch take so long, and the codes that are compiled before."""
+    monkeypatch.setattr(PairSm90, "cost", lambda self, ops, program, config, arch: cost(program))
+    _, _, found, options = pattern
+    known = Known(NO_TIMINGS, [found])
+    ahead = {code for code, *_ in likely_jobs([found], options, (), known)}
+    return to_parts(found, options, quiet, (), NO_TIMINGS, known), ahead
+
+
+def within(program, build):
+    """What is computed within which step, by nodes."""
+    named = [op.nodes[0] for op in program.ops]
+    return {named[i]: named[c.work.within] for i, c in enumerate(build.choices) if c.work.within >= 0}
+
+
+TOGETHER = {"conv_wide": "conv_c0", "conv_a1": "conv_c0", "conv_a2": "conv_c1"}
+
+
+def test_launches_of_several_ops_are_those_of_fixed_shapes(pattern, monkeypatch):
+    """And members of the plan keep to its rules: nothing else lies where such a launch writes early."""
+    opened, told, found, _ = pattern
+    parts, ahead = parts_of(pattern, monkeypatch, lambda program: 0.01)
+    jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
+    assert {code for code, *_ in jobs if code.kernel == "pair_sm90"} <= ahead
+    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
+    packed = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
+    plan = with_families(packed, [box for box, *_ in parts])
+    for (_, program, (build,)), family in zip(parts, plan.families, strict=True):
+        assert within(program, build) == TOGETHER
+        bounds = Bounds(family, 0)
+        for point in scattered(family.sizes, 3):
+            fixed, made = found.at(point), family.at(point)
+            check_member(plan, made)
+            bounds.check(integers(computed(family.formulas, point)))
+            for choice, step in zip(build.choices, made.sections[0].steps, strict=True):
+                members = [step.op, *(s.op for s in made.sections[0].steps if s.within == step.op)]
+                if isinstance(choice.kernel, PairSm90) and step.launches:
+                    work = choice.kernel.work([fixed.ops[k] for k in sorted(members)], fixed, choice.config, ARCH)
+                    assert [launch.grid for launch in step.launches] == [launch.grid for launch in work.launches]
+
+
+def test_small_sizes_may_be_apart_and_large_ones_together(pattern, monkeypatch):
+    """The range is divided between them."""
+    parts, _ = parts_of(pattern, monkeypatch, lambda program: 0.01 if program.tensors["x"].shape[0] > 12 else 1e3)
+    for (size,), program, (build,) in parts:
+        assert within(program, build) == (TOGETHER if size.low > 12 else {}), size
+    assert len(parts) > 1
