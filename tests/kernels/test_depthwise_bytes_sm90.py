@@ -47,8 +47,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", usually(CASES, "3x3/2", "side by side"))
-def test_values(case: str) -> None:
+@pytest.mark.parametrize("program, chosen", CASES.values(), ids=CASES)
+def test_values(program: Program, chosen: tuple[int, ...]) -> None:
+    check(KERNEL, program, dict(zip(CHOSEN, chosen, strict=True)), arch=ARCH)
+
+
+@pytest.mark.parametrize("case", usually(CASES, "3x3/2"))
+def test_values_of_the_ptx(case: str) -> None:
     program, chosen = CASES[case]
     check(KERNEL, program, dict(zip(CHOSEN, chosen, strict=True)), arch=ARCH, run=machine.run)
 
