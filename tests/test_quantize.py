@@ -836,6 +836,21 @@ def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bou
     assert sorted(stored) == [8 if "t5" in names else 32, 32, 32, 32, 32]
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_is_multiplied_by_numbers_made_of_its_means_is_in_bytes_too(faster: bool) -> None:
+    net = Net(x=(1, 32, 12, 12))
+    image = net("Relu", net("Conv", "x", net.normal(32, 32, 1, 1, scale=0.2)))
+    gate = net("Sigmoid", net("Conv", net("GlobalAveragePool", image), net.normal(32, 32, 1, 1, scale=0.2)))
+    net = net.out(net("Conv", net("Mul", image, gate), net.normal(32, 32, 1, 1, scale=0.2)))
+
+    def times(made: gs.Graph) -> Steps:
+        stored = any(n.op == "QuantizeLinear" and n.inputs[0].name == image for n in made.nodes)
+        return [*steps(made, 2.0, 1.0), (("n5",), 0.5 if stored == faster else 1.0)]
+
+    found = picked(net, 1.0, times)
+    assert len(found.layers) == 3 and (image in found.tensors) == faster
+
+
 def test_products_that_are_one_launch_with_a_sum_in_bytes_are_chosen_with_it() -> None:
     """Two products whose sum is a launch of its own in bytes only where what is added is stored so: it is not what they cost."""
 
