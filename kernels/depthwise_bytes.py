@@ -43,7 +43,7 @@ EACH = 8
 LINE = 128
 """Bytes of a line of the L1 cache."""
 
-ATOM = "mma.m16n8k32.s8"
+ATOM = "mma.sp.m16n8k64.s8"
 
 STORED = (*BYTES, DType.F16)
 
@@ -68,7 +68,7 @@ def unfit(op: Op, program: Program, arch: Arch) -> str | None:
         return "it is no depthwise convolution: groups, input channels and output channels differ"
     if x.dtype not in BYTES or w.dtype is not DType.I8 or y.dtype not in STORED:
         return f"it multiplies {x.dtype.value} by {w.dtype.value} to {y.dtype.value}: not bytes by int8 to bytes or float16"
-    if ATOM not in (atom.name for atom in atoms(arch, "s8", "s8")):
+    if ATOM not in (atom.name for atom in atoms(arch, "s8", "s8", sparse=True)):
         return f"{arch.name} has no Tensor Core instruction with 16 rows and 8 columns of bytes"
     (r, s), stride = unrolled(op, program)
     if (s, stride) not in TILES:
@@ -97,7 +97,7 @@ def functions(params: Value, form: epilogue.Form, space: str) -> tuple[dict[str,
         "kept": stored.kept,
         "results": stored.function,
         "read_byte": intrinsic("ptx.memory.load_bytes", 1),
-        "multiply": intrinsic("ptx.mma.warp_multiply", ATOM, "s8", OPERANDS[params["x"]]),
+        "multiply": intrinsic("ptx.mma.warp_multiply_sparse", ATOM, "s8", OPERANDS[params["x"]]),
         "shifted": intrinsic("ptx.simt.shifted"),
         "shuffle": intrinsic("ptx.simt.shuffle_int"),
         "permute": intrinsic("ptx.simt.permute"),
@@ -141,8 +141,8 @@ class DepthwiseBytes(TextKernel):
         size, parts, read = program.tensors[op.y].dtype.size, parts_of(s, stride), (rows - 1) * op.strides[0] + r
         # Instructions: a weight, a vector of x and a row of results cost some each. A vector's pixels lie in lines of their own,
         # unless they have few channels; so do those that are stored.
-        products = lanes // EACH * r * parts
-        instructions = 120 + 9 * products + 7 * read * parts + rows * (products + lanes // EACH * (20 + 8 * size))
+        products = lanes // EACH * len(products_of(r, parts))
+        instructions = 120 + 30 * products + 7 * read * parts + rows * (products + lanes // EACH * (20 + 8 * size))
         pixels = min(32, max(POSITIONS, 16 * stride * c // LINE + 1))
         lines = read * parts * pixels + rows * min(16, max(2, 16 * c * size // LINE))
         clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
@@ -200,6 +200,16 @@ def parts_of(columns: int, stride: int) -> int:
     return ceil_div(columns + stride, POSITIONS)
 
 
+Half = tuple[int, int]
+"""A row of the filter, and which 4 pixels of x from its first one on: half of a product."""
+
+
+def products_of(down: int, parts: int) -> list[tuple[Half, Half | None]]:
+    """The products of a row of y, by the halves of K: a row of the filter each, or two rows that need no more than 4 pixels."""
+    halves = [(r, part) for r in range(down) for part in range(parts)]
+    return [(half, halves[at + 1] if at + 1 < len(halves) else None) for at, half in enumerate(halves) if at % 2 == 0]
+
+
 class Text:
     """The kernel's source. x, y: (N, H, W, C), w: (R, S, C).
 
@@ -210,7 +220,8 @@ class Text:
     def __init__(self, params: Value, y: DType) -> None:
         self.rows, self.lanes, self.y = params["rows"], params["lanes"], y
         (self.down, self.across), self.step, self.stride = params["taps"], params["down"], params["stride"]
-        self.parts, self.products = range(parts_of(self.across, self.stride)), range(self.lanes // EACH)
+        self.parts, self.eights = range(parts_of(self.across, self.stride)), range(self.lanes // EACH)
+        self.products = products_of(self.down, len(self.parts))
         self.early = params["ahead"]
 
     def lines(self) -> list[str]:
@@ -238,30 +249,42 @@ class Text:
         ]
 
     def weights(self) -> list[str]:
-        """The lane's words of a, w{r}_{part}_{product}: its channel's weights, in the one of two words where the channel is."""
+        """The lane's words of a, a{word}_{product}_{j}: of the fours of K from 8t on two weights each, of which one is its
+        channel's; `which` of every four they are. Words 0 and 2 are for the left pixel, 1 and 3 for the right one.
+
+        A four is 4 channels of a pixel, so lanes 0 and 1 have the lower channels of pixels 0 to 3, and lanes 2 and 3 the others.
+        """
         out = [
-            "low = select(upper == i32(0), i32(g << i32(3)), i32(32))",
-            "high = select(upper == i32(0), i32(32), i32((g << i32(3)) - i32(32)))",
+            "mine = i32(i32(t >> i32(1)) == upper)",
+            "near = i32((g & i32(1)) << i32(3))",
+            "which = select(g & i32(2) == i32(0), i32(0x44444444), i32(-0x11111112))",
         ]
-        for j in self.products:
+        for j in self.eights:
             out += [
                 f"first{j} = i32(c + i32({EACH * j}) + upper * i32({EACH // 2}) + (g & i32(3)))",
-                f"known = within(first{j}, i32(0), w_padded)",
+                f"known = i32(within(first{j}, i32(0), w_padded) & mine)",
                 f"filters = w + i64(first{j})",
                 f"kept{j} = kept(first{j}, e)",
             ]
-            for part in self.parts:
-                for pixel in range(COLUMNS):
-                    out += [
-                        f"tap = i32(t + i32({POSITIONS * part - pixel * self.stride}))",
-                        f"inside = i32(within(tap, i32(0), i32({self.across})) & known)",
-                    ]
-                    for r in range(self.down):
-                        out += [
-                            f"byte = read_byte(filters + i64(i32(i32(i32({r}) * wr) + i32(tap * ws))), inside)",
-                            f"l{pixel}{r}_{part}_{j}, h{pixel}{r}_{part}_{j} = shifted(byte, low), shifted(byte, high)",
-                        ]
+            for m, halves in enumerate(self.products):
+                for number, half in enumerate(halves):
+                    for pixel in range(COLUMNS):
+                        out += self._word(f"a{2 * number + pixel}_{m}_{j}", half, pixel)
         return out
+
+    def _word(self, name: str, half: Half | None, pixel: int) -> list[str]:
+        """A word of two pixels of x, for the left or the right one of y."""
+        if half is None:
+            return [f"{name} = i32(0)"]
+        r, part = half
+        out = []
+        for at in range(2):
+            out += [
+                f"tap = i32(i32((t & i32(1)) << i32(1)) + i32({POSITIONS * part - pixel * self.stride + at}))",
+                f"inside = i32(within(tap, i32(0), i32({self.across})) & known)",
+                f"byte{at} = read_byte(filters + i64(i32(i32(i32({r}) * wr) + i32(tap * ws))), inside)",
+            ]
+        return [*out, f"{name} = shifted(byte0, near) | shifted(byte1, i32(near + i32(16)))"]
 
     def _to(self) -> list[str]:
         """Where the lane stores, and how many rows of it there are: pixel g mod 4 of those whose sums four lanes have."""
@@ -302,14 +325,14 @@ class Text:
         """A row of y: its sums, what becomes of them, and the stores: to where, by the first one's bytes before, and whether the
         lane stores, by its channels before."""
         out = list[str]()
-        for j in self.products:
+        for j in self.eights:
             sums = "i32(0), i32(0), i32(0), i32(0)"
-            for r in range(self.down):
-                for part in self.parts:
-                    weights = ", ".join(f"{half}{pixel}{r}_{part}_{j}" for half in "lh" for pixel in (0, 1))
-                    pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for k in (2 * j, 2 * j + 1))
-                    out.append(f"s0, s1, s2, s3 = multiply({sums}, {weights}, {pixels})")
-                    sums = "s0, s1, s2, s3"
+            for m, halves in enumerate(self.products):
+                weights = ", ".join(f"a{word}_{m}_{j}" for word in range(4))
+                places = [half or halves[0] for half in halves]  # what weights of 0 are multiplied by makes no difference
+                pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for r, part in places for k in (2 * j, 2 * j + 1))
+                out.append(f"s0, s1, s2, s3 = multiply({sums}, {weights}, {pixels}, which)")
+                sums = "s0, s1, s2, s3"
             # Sums of both columns for the left pixels, then for the right ones: results in the order of the pixels.
             out.append(f"v = results((f32(s0), f32(s2), f32(s1), f32(s3)), kept{j}, first{j}, e)")
             out += self._halves(j) if self.y is DType.F16 else self._bytes(j)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.extent import ceil_div, round_up
@@ -19,7 +20,7 @@ from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image, unrolled
-from tccompile.kernels.depthwise_bytes import COLUMNS, EACH, POSITIONS, Text, functions, parts_of, unfit
+from tccompile.kernels.depthwise_bytes import COLUMNS, EACH, POSITIONS, Text, functions, parts_of, products_of, unfit
 from tccompile.kernels.depthwise_sm90_walk import constant
 from tccompile.kernels.parts.maps import image_map, unmapped
 from tccompile.kernels.rates import measured
@@ -28,6 +29,18 @@ from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic, 
 
 CHANNELS = (32, 48, 80, 96, 112, 144, 160)
 """Of a box: an odd number of 16 bytes, of which pixels lie in other banks, or twice that."""
+
+WASTED = 1.13
+"""How many channels boxes may have in all, by the least."""
+
+NARROW = 14
+"""Columns that are not shared out among blocks."""
+
+ROWS = (4, 7)
+"""Of a rectangle."""
+
+SIDE_BY_SIDE = (1, 2, 4)
+"""Images of a block, whole ones, so that rectangles fill octets."""
 
 MOST_WARPS = 8
 """Of a block, unless its channels are more."""
@@ -125,6 +138,34 @@ LANES = {(3, 1): 16, (3, 2): 16, (5, 1): 8, (5, 2): 8, (7, 1): 8}
 """Channels of a warp, by a filter's columns and stride: as its weights leave room in the registers."""
 
 
+LANE_REGISTERS = 65536
+"""Of a multiprocessor."""
+
+REGISTERS = {(3, 1): 80, (3, 2): 112, (5, 1): 84, (5, 2): 96, (7, 1): 92}
+"""About what a thread needs."""
+
+MOST_CONFIGS = 12
+
+
+def _tiles(op: Op, program: Program, arch: Arch) -> Iterator[Tile]:
+    """Those of which two blocks fit a multiprocessor: small ones, since what blocks wait for then overlaps."""
+    assert isinstance(op, Conv)
+    n, c, p, q = image(program.op_shape(op))
+    c = max(c, program.tensors[op.y].padded[1])
+    (taps, _), stride = unrolled(op, program)
+    least = min(round_up(c, channels) for channels in CHANNELS)
+    widths = [w for w in CHANNELS if round_up(c, w) <= WASTED * least]
+    across = sorted({round_up(ceil_div(q, parts), COLUMNS) for parts in (1, 2, 4, 8) if q > NARROW * (parts - 1)})
+    down = sorted({(min(p, rows), bands) for rows in ROWS for bands in (1, 2) if rows * bands < p + rows})
+    for channels, columns, (rows, bands) in product(widths, across, down):
+        beside = next((i for i in SIDE_BY_SIDE if i * bands * columns // COLUMNS >= 8), SIDE_BY_SIDE[-1])
+        images = min(beside, n) if rows * bands >= p else 1
+        chosen = (channels, LANES[taps, stride], columns, rows, bands, images)
+        tile = tile_of(op, program, dict(zip(CHOSEN, chosen, strict=True)))
+        if tile.smem <= arch.smem_sm // 2 - KIB and tile.columns_in <= 256:
+            yield tile
+
+
 def tile_of(op: Op, program: Program, config: Config) -> Tile:
     assert isinstance(op, Conv)
     chosen, size = {name: config[name] for name in CHOSEN}, program.tensors[op.y].dtype.size
@@ -152,45 +193,25 @@ class DepthwiseBytesSm90(TextKernel):
         for t in (x, y):
             if t.strides[1] != 1 or any(t.dtype.size * s % 16 for s in (t.offset, *(t.strides[a] for a in (0, 2, 3)))):
                 return f"pixels of {t.name} do not begin at multiples of 16 bytes"
-        if not list(self.configs(op, program, arch)):
+        if next(_tiles(op, program, arch), None) is None:
             return f"boxes of {x.name} do not fit {arch.smem_block} bytes of shared memory"
         return None
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
-        assert isinstance(op, Conv)
-        n, c, p, q = image(program.op_shape(op))
-        c = max(c, program.tensors[op.y].padded[1])
-        (taps, _), stride = unrolled(op, program)
-        lanes = LANES[taps, stride]
-        least = min(round_up(c, channels) for channels in CHANNELS)
-        widths = [w for w in CHANNELS if round_up(c, w) <= 1.13 * least]
-        across = sorted({round_up(ceil_div(q, parts), COLUMNS) for parts in (1, 2, 4) if q > 14 * (parts - 1)})
-        for channels in widths:
-            for columns in across:
-                for rows, bands in sorted({(min(p, r), b) for r in (4, 7) for b in (1, 2) if r * b < p + r}):
-                    images = next((i for i in (1, 2, 4) if i * bands * columns // COLUMNS >= 8), 4) if rows * bands >= p else 1
-                    config = {
-                        "channels": channels,
-                        "lanes": lanes,
-                        "columns": columns,
-                        "rows": rows,
-                        "bands": bands,
-                        "images": min(images, n),
-                    }
-                    tile = tile_of(op, program, config)
-                    if tile.smem <= arch.smem_sm // 2 - KIB and tile.columns_in <= 256:
-                        yield config
+        """Those of least estimated cost."""
+        every = ({name: getattr(tile, name) for name in CHOSEN} for tile in _tiles(op, program, arch))
+        yield from sorted(every, key=lambda config: self.cost(op, program, config, arch))[:MOST_CONFIGS]
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
-        own, tile = measured(arch).depthwise_bytes, tile_of(op, program, config)
-        # Instructions of a warp: its weights, and of each octet of rectangles vectors of x and rows of results.
-        parts, each = parts_of(tile.taps, tile.stride), tile.lanes // EACH
-        read, products = (tile.rows - 1) * tile.stride + tile.taps, each * tile.taps * parts
-        of_octet = 50 + 2 * read * parts + tile.rows * (products + each * (20 + 8 * tile.size))
-        instructions = tile.groups * (tile.along * (150 + 9 * products) + tile.octets * of_octet)
-        clock = arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
-        issue = self._blocks(op, program, tile) * instructions / (4 * arch.sms * clock)
-        return own.start_us + own.issue * issue + own.moving * traffic_us(op, program, arch)
+        own, tile = measured(arch).depthwise_bytes_sm90, tile_of(op, program, config)
+        of_row = tile.lanes // EACH * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))
+        blocks, clock = self._blocks(op, program, tile), arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
+        busy = blocks * tile.groups * tile.octets * tile.rows * of_row / (4 * arch.sms * clock)
+        # A warp's products come one after the other; blocks beyond those that a multiprocessor holds come in turns.
+        registers = LANE_REGISTERS // (tile.threads * REGISTERS[tile.taps, tile.stride])
+        held = max(1, min(arch.smem_sm // (tile.smem + KIB), registers, arch.blocks_sm))
+        alone = ceil_div(blocks, arch.sms * held) * ceil_div(tile.octets, tile.along) * tile.rows * of_row / clock
+        return own.start_us + own.moving * traffic_us(op, program, arch) + own.product * busy + own.alone * alone
 
     @staticmethod
     def _blocks(op: Op, program: Program, tile: Tile) -> int:

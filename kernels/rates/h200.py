@@ -14,6 +14,7 @@ from tccompile.kernels.rates.rate import (
     ConvStem,
     Depthwise,
     DepthwiseBytes,
+    DepthwiseBytesSm90,
     DepthwiseMma,
     DepthwiseSm90,
     GemmMma,
@@ -44,6 +45,7 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
+BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
@@ -120,6 +122,12 @@ H200 = Rates(
         issue=Rate(0.93, "of the time", BYTES_BY_BYTES, "2026-11-26"),
         line=Rate(0.144, "cycles", BYTES_BY_BYTES, "2026-11-26"),
         moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+    ),
+    depthwise_bytes_sm90=DepthwiseBytesSm90(
+        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),

@@ -168,6 +168,20 @@ class DepthwiseBytes:
 
 
 @dataclass(frozen=True)
+class DepthwiseBytesSm90:
+    """What `depthwise_bytes_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, the first boxes' way in and the last ones' way out."""
+    moving: Rate
+    """Each tensor's bytes once."""
+    product: Rate
+    """A product, where Tensor Cores are busy."""
+    alone: Rate
+    """A product of a warp, of those that it makes one after the other."""
+
+
+@dataclass(frozen=True)
 class DepthwiseMma:
     """What `depthwise_mma.py` asks of a GPU."""
 
@@ -757,6 +771,7 @@ class Rates:
     conv_patch: ConvPatch
     depthwise: Depthwise
     depthwise_bytes: DepthwiseBytes
+    depthwise_bytes_sm90: DepthwiseBytesSm90
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
     gemv: Gemv

@@ -477,6 +477,30 @@ def warp_multiply(place: Place, name: str, a: str | None = None, b: str | None =
     return exchanged(lambda asked: product(asked, a or atom.a, atom.acc, b or atom.b))
 
 
+def warp_multiply_sparse(place: Place, name: str, of_a: str, of_b: str) -> Any:
+    """An mma.sp of bytes: of every four of K a word of the left operand has two, `which` says which ones."""
+
+    def multiplied(asked: Mapping[int, tuple]) -> dict[int, Any]:
+        given = np.array([values for values in asked.values()], np.int64)
+        words = (given[:, 4:12] & 0xFFFFFFFF).astype(np.uint32)
+        left = words[:, :4, None].view(ELEMENTS[of_a]).reshape(8, 4, 2, 2, 2, 2)  # g, t, half of K, row, four, number
+        right = words[:, 4:, None].view(ELEMENTS[of_b]).reshape(8, 4, 4, 4)  # g, t, 16 of K, number
+        b = right.transpose(2, 1, 3, 0).reshape(64, 8).astype(np.int64)
+        a = np.zeros((2, 8, 2, 4, 2, 4), np.int64)  # row, g, half of K, t, four, place
+        for g in range(8):
+            which = {int(v) & 0xFFFFFFFF for v in given[4 * g : 4 * g + 4, 12]}
+            assert len(which) == 1 and which <= {0x44444444, 0xEEEEEEEE}, "places that are not the same"
+            first = 0 if which == {0x44444444} else 2
+            a[:, g, :, :, :, first : first + 2] = left[g].transpose(2, 1, 0, 3, 4)
+        product, out = a.reshape(16, 64) @ b, {}
+        for n, i in enumerate(asked):
+            g, t = i % 32 // 4, i % 4
+            out[i] = tuple(int(given[n, 2 * r + k] + product[g + 8 * r, 2 * t + k]) for r in range(2) for k in range(2))
+        return out
+
+    return exchanged(multiplied)
+
+
 def read_matrices(place: Place, n: int) -> Any:
     return exchanged(lambda asked: place.engine.matrices(asked, n))
 
@@ -682,6 +706,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.store_shared_words": store_words,
     "ptx.mma.take": take,
     "ptx.mma.warp_multiply": warp_multiply,
+    "ptx.mma.warp_multiply_sparse": warp_multiply_sparse,
     "ptx.mma.zeros": lambda place, n: lambda: (np.float32(0),) * n,
     "ptx.packed.multiply_chunk": multiply_chunk,
     "ptx.packed.multiply_part": multiply_part,
