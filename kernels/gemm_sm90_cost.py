@@ -63,6 +63,8 @@ def time_us(
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
+    if how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2):
+        row_a *= own.strided
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product

@@ -331,6 +331,8 @@ class GemmSm90:
     """More, where they begin by loading a bias."""
     gathering: Rate
     """A row of an im2col box, of what `row_cycles` says."""
+    strided: Rate
+    """One of 64 bytes of every second pixel, of that."""
     copy_cycles_us: Rate
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate

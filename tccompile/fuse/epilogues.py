@@ -15,7 +15,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
 from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
-from tccompile.ir.extent import Shape, worth
+from tccompile.ir.extent import Shape, possible, worth
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
@@ -118,7 +118,8 @@ def with_epilogue(e: Editor, producer: Op, consumer: Pointwise) -> Op | None:
     if turned and worth(f"{t.name} before it is turned", t.shape[t.inner or 0] > SCATTERED_CHANNELS):
         return None
     lane = {Conv: 1, Gemm: t.rank - 1, Attention: t.rank - 1}.get(type(producer), y.inner)
-    if any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, y.padded, strict=True))):
+    padded = any(n != more and axis != lane for axis, (n, more) in enumerate(zip(y.shape, y.padded, strict=True)))
+    if not possible(f"{y.name} without padding but of its lanes", not padded):
         return None  # its kernels write the padding along their lanes only
     return _joined(e, producer, consumer, producer.epilogue)
 
@@ -135,13 +136,18 @@ def _under_other_axes(e: Editor, producer: Op, consumer: Pointwise, view: View) 
     if producer.epilogue.shuffle != 1 or y.size != t.size:
         return None
     found = _inverse(view, t, y)
-    if found is None or y.base in e.program.outputs or not (y.base or e.is_private(y.name)):
+    if (
+        not possible(f"{t.name} in the order of {y.name}", found is not None)
+        or found is None
+        or y.base in e.program.outputs
+        or not (y.base or e.is_private(y.name))
+    ):
         return None
     index, strides = found
     views = tuple(v.at(index, t.shape) for v in consumer.views)
     if any(v.valid or any(i.affine is None for i in v.index) for v in views):
         return None
-    if y.base is None and strides != t.strides:
+    if y.base is None and not possible(f"{t.name} as {y.name} lies", strides == t.strides):
         return None
     part = replace(t, strides=strides, base=y.base, offset=y.offset)
     steps = [y.offset, *(s for a, s in enumerate(strides) if a != t.inner and t.padded[a] > 1)]

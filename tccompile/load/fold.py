@@ -227,7 +227,11 @@ class Folder:
             return
         inputs = [self.constants.get(name) for name in node.input if name]
         if standard and is_late(*node.output) and (node.op_type != "Range" or all(c is not None for c in inputs)):
-            self.kept.append(node)
+            if node.op_type == "ConstantOfShape":
+                del self.types[node.output[0]]
+                self.instead(*_expanded(node))
+            else:
+                self.kept.append(node)
             return
         if standard and all(c is not None for c in inputs) and self.may_fold(node, inputs):  # type: ignore[arg-type]
             self.work -= self.work_of(node, inputs)  # type: ignore[arg-type]
@@ -865,6 +869,13 @@ WEIGHED = frozenset(
     ]
 )
 """Operators whose results have a shape that follows from the shapes of what they read, and their attributes, alone."""
+
+
+def _expanded(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto]:
+    """A number, and the Expand of it that a ConstantOfShape stands for."""
+    y, number = node.output[0], onnx.numpy_helper.from_array(np.zeros(1, np.float32))
+    value = onnx.helper.make_node("Constant", [], [f"{y}/value"], value=attribute(node, "value", number))
+    return value, onnx.helper.make_node("Expand", [f"{y}/value", node.input[0]], [y], node.name)
 
 
 def _is_function(node: onnx.NodeProto) -> bool:

@@ -85,9 +85,21 @@ def ladder(box: Box) -> list[Point]:
     return list(dict.fromkeys(out))
 
 
-def spread(box: Box) -> float:
-    """How far a box reaches: how often sizes double in it, in all, and half a time more."""
-    return 0.5 + sum(map(doublings, box))
+def between(box: Box, number: int) -> list[Point]:
+    """Points that lie evenly between the least sizes and the greatest ones: half of them in how often sizes double."""
+    axes = len(box) + 1
+    root = 2.0
+    for _ in range(30):  # of x^axes = x + 1: the golden ratio, where one size is open
+        root = (1 + root) ** (1 / axes)
+    out = []
+    for k in range(number):
+        shares = [(0.5 + (k // 2) * root ** -(i + 1)) % 1 for i in range(len(box))]
+        at = [
+            size.low + (size.all[-1] - size.low) * share if k % 2 else max(size.low, 0.5) * 2 ** (doublings(size) * share)
+            for size, share in zip(box, shares, strict=True)
+        ]
+        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+    return list(dict.fromkeys(out))
 
 
 def doublings(size: Size) -> float:

@@ -149,7 +149,7 @@ class _Found:
         if name in self.names or len(values) < 2 or (place in DECIDES.get(op, ()) and op != "Range"):
             return
         maker = last.makers.get(name)
-        if maker is None or maker.op_type not in (*CONVERTERS, "Einsum"):  # which is rewritten
+        if maker is None or maker.op_type not in (*CONVERTERS, "ConstantOfShape", "Einsum"):  # which are rewritten
             return
         if _fits(values, self.as_parts and op not in PRODUCTS, self.as_counts, not _is_of(self.broken, name)):
             return

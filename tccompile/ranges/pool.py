@@ -1,7 +1,7 @@
 """The codes that a range is run with: few, since each has to be compiled, and enough, since sizes ask for different tiles.
 
 From the codes that the best candidates use at some sizes, one after the other is taken, always the one that makes inferences
-faster by most; then those are left out again without which no inference is too slow. One pool serves all parts of a range, so
+faster by most; then those are left out again without which inferences are not too slow. One pool serves all parts of a range, so
 that a batch of one has no codes of its own where those of others are as good.
 
 At other sizes than these only the pool's candidates are looked at: their times are estimated, and those of no others.
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import UndecidedError
@@ -20,20 +22,40 @@ from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Point, corners, ladder
+from tccompile.ranges.box import Point, between, corners, ladder
 from tccompile.ranges.launches import HELD_IN_ALL, Key, Launches, key_of
 from tccompile.schedule.choose import Candidate, Group, Whole, candidates, compatible, gained, groups, seen, uncopied
 from tccompile.schedule.timings import NO_TIMINGS, Measured, Timings
 
-LEFT, LESS = 0.025, 0.01
-"""What inferences may be slower than with all codes, by estimates, at the size where that is most, as a share; the second where
-that takes FEW codes at most."""
 
-FEW = 32
+class Left(NamedTuple):
+    """What inferences may be slower than with all codes, by estimates, as shares: at the size where that is most, and in the mean
+    of those that are looked at."""
+
+    most: float
+    mean: float
+
+    def holds(self, losses: Sequence[float]) -> bool:
+        return max(losses) <= self.most and fmean(losses) <= self.mean
+
+
+LESS, LEFT = Left(0.03, 0.012), Left(0.04, 0.02)
+"""The first where that takes FEW codes at most."""
+
+FEW = 40
 """Codes that are taken for what they gain alone: more of them take long to compile."""
+
+MORE = 24
+"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
 TIMES = 3.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
+
+GROWS, LEAST = 0.27, 64 << 10
+"""How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
+
+CODE, STEP, PARTS = 7000, 170, 0.25
+"""Bytes in a plan, compressed: of a code, and of a step in one part; and of what it becomes larger, what parts take."""
 
 CLOSE = 1.6
 """How much slower than the best one a candidate may be whose code is looked at."""
@@ -133,7 +155,7 @@ class Known:
             others = [[self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in looked_at(pattern)]
             self.looked[key] = []
             for i, asked in enumerate(self.ops(pattern, point)):
-                plain = {key_of(c): c for own in others for c, _ in own[i] if not c.kernel.tensor_cores}
+                plain = {key_of(c): c for own in others for c, codes in own[i] if codes and not c.kernel.tensor_cores}
                 found = self._also(asked, self.coded(asked, arch), list(plain.values()), arch)
                 self.looked[key].append([(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found])
         return self.looked[key]
@@ -160,6 +182,20 @@ class Known:
             self.together[key] = [(g, [_codes_of(way, g, program, arch) for way in g.ways]) for g in groups(program, arch)]
         return self.together[key]
 
+    def joint(
+        self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]
+    ) -> dict[tuple[int, tuple[int, ...]], list[Whole]]:
+        """What one launch may compute at a point, with codes of the pool: by the op in whose step it is, and all of them."""
+        pool, program = self.pool(pattern, arch, refused), pattern.at(point)
+        found: dict[tuple[int, tuple[int, ...]], list[Whole]] = {}
+        for group in pool.joint[id(pattern)]:
+            ops = [program.ops[k] for k in group.members]
+            for _, kernel, config in group.ways:
+                if kernel.supports(ops, program, arch) is None and config in kernel.configs(ops, program, arch):
+                    whole = Whole(kernel.cost(ops, program, config, arch), kernel, config)
+                    found.setdefault((group.place, group.members), []).append(whole)
+        return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
+
     def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
         """Candidates that are known of an op, and those of other sizes as they are for it."""
         op, program, known = asked.op, asked.program, {key_of(c) for c, _ in found}
@@ -178,9 +214,11 @@ class Known:
         if key not in self.pools:
             cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
-            codes = _codes_for(points, _most(cases.values()))
+            most, parts = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
+            codes = _codes_for(points, most)
             fitting = {id(p): self._fitting(p, arch, codes) for p in patterns}
-            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, {id(p): self._joint(p, arch, codes) for p in patterns})
+            joint = {id(p): self._joint(p, arch, codes) for p in patterns}
+            self.pools[key] = Pool(codes, _by_use(points, codes), fitting, joint, parts)
         return self.pools[key]
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
@@ -239,17 +277,21 @@ def direct(program: Program) -> list[tuple[int, int]]:
 @dataclass(frozen=True)
 class Pool:
     """The codes of a range, also in the order of how much they are used; and for its patterns, by their identity, the candidates
-    of each of `Known.ops` that have such somewhere, and what one launch may compute with such."""
+    of each of `Known.ops` that have such somewhere, and what one launch may compute with such.
+
+    parts  that a plan has room for
+    """
 
     codes: Codes
     by_use: Sequence[Code]
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
     joint: Mapping[int, Sequence[Group]]
+    parts: int
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
     """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
-    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box), *between(pattern.box, MORE))))
     odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
     covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
     return found if covered else [*found, odd]
@@ -292,10 +334,16 @@ class Case:
         return next((cost for cost, codes in self.costs if codes <= pool), self.without)
 
 
-def _most(patterns: Iterable[Sequence[Sequence[Case]]]) -> int:
-    """How many codes are taken at most, which grows with those that the sizes in the middle of each pattern would take."""
-    alone = [frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1]) for points in patterns]
-    return int(TIMES * max(map(len, alone)))
+def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]) -> tuple[int, int]:
+    """How many codes are taken at most, and parts of a range. Codes grow with those that the sizes in the middle of each pattern
+    would take; a plan whose weights are few becomes too large by what a large one has room for."""
+    alone = [len(frozenset(code for case in points[len(points) // 2] for code in case.costs[0][1])) for points in cases]
+    number = max(range(len(alone)), key=lambda i: alone[i])
+    program = programs[number]
+    weights = sum(program.tensors[name].nbytes for name in program.constants)
+    room = max(LEAST, GROWS * (weights + CODE * alone[number]))
+    parts = max(1, int(PARTS * room / (STEP * len(program.ops))))
+    return min(int(TIMES * alone[number]), alone[number] + int((1 - PARTS) * room / CODE)), parts
 
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
@@ -304,14 +352,14 @@ def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     return few if len(few) <= FEW else _pool(points, most, LEFT)
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
-    """Codes with which no inference is slower than with all of them by more than the share that may be left."""
+def _pool(points: Sequence[Sequence[Case]], most: int, left: Left) -> Codes:
+    """Codes with which inferences are not slower than with all of them by more than may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
     while len(pool) < most:
         costs = [[case.cost(pool) for case in of_point] for of_point in points]
         losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if max(losses) <= left:
+        if left.holds(losses):
             break
         gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
         for of_point, own, loss in zip(points, costs, losses, strict=True):
@@ -319,10 +367,10 @@ def _pool(points: Sequence[Sequence[Case]], most: int, left: float) -> Codes:
                 for other, codes in case.costs:
                     if other >= cost:
                         break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left)
+                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left.mean)
         if not gains:
             break
-        best: Codes = max(gains, key=lambda codes: gains[codes])
+        best: Codes = max(gains, key=lambda codes: gains[codes] / max(len(codes - pool), 1))
         taken.append(best)
         pool |= best
     return _without_needless(points, taken, left)
@@ -338,14 +386,19 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
     return sorted(used, key=lambda code: -used[code])
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], most: float) -> Codes:
-    """What is taken, but for what no inference is too slow without, of what was taken first, too: others have come since."""
-    left = list(taken)
-    for codes in taken:
-        others = frozenset(code for other in left if other is not codes for code in other)
-        if all(_loss(of_point, [case.cost(others) for case in of_point]) <= most for of_point in points):
-            left = [other for other in left if other is not codes]
-    return frozenset(code for codes in left for code in codes)
+def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], left: Left) -> Codes:
+    """What is taken, but for what inferences are not too slow without: one after the other, that which they lose least by."""
+    kept = list(dict.fromkeys(taken))
+    while True:
+        best: tuple[float, Codes] | None = None
+        for codes in kept:
+            others = frozenset(code for other in kept if other is not codes for code in other)
+            losses = [_loss(of_point, [case.cost(others) for case in of_point]) for of_point in points]
+            if left.holds(losses) and (best is None or fmean(losses) < best[0]):
+                best = fmean(losses), codes
+        if best is None:
+            return frozenset(code for codes in kept for code in codes)
+        kept.remove(best[1])
 
 
 def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:

@@ -1,17 +1,21 @@
 """Which kernels run a program at all sizes of a box, and where the box is divided.
 
-At corners and middles of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most
-where tiles fit one size and not another: where that is more than a share of an inference, the box is divided. So it is where a
-kernel's launches follow from the sizes by one rule here and by another one there.
+At points of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most where tiles fit
+one size and not another: where that is more than a share of an inference, the box is divided such that its parts lose least. It
+is divided, too, where a kernel's launches follow from the sizes by one rule here and by another one there.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
@@ -19,26 +23,33 @@ from tccompile.ir.extent import UndecidedError
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, points, spread
-from tccompile.ranges.launches import HELD, Key, Launches, key_of
-from tccompile.ranges.pool import Known, direct
+from tccompile.ranges.box import Box, between, corners, count, divided, divided_by, halves, opened, points
+from tccompile.ranges.launches import HELD, Launches, key_of
+from tccompile.ranges.pool import Known, direct, looked_at
 from tccompile.schedule.choose import (
+    DOUBTED,
     Candidate,
     Choice,
     Group,
     Together,
     Whole,
     compatible,
-    gained,
     schedule,
     seen,
     uncopied,
     whole_of,
 )
 from tccompile.schedule.timings import Timings
+from tccompile.sizes import Size
 
-LOSS = 0.02
+LOSS = 0.01
 """What an inference at some size may be slower than with kernels chosen for that size, by estimates, as a share."""
+
+GRID = 100
+"""Points at which candidates are compared, besides those by which codes are chosen."""
+
+ABSENT = 1.0
+"""What it counts, as a share of an inference, that a candidate is none at some point."""
 
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
@@ -68,12 +79,15 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     def judged(boxes: Sequence[Box]) -> list[_Judged]:
         return [_Judged(box, {name: own.shared(box) for name, own in ranges.items()}) for box in boxes]
 
-    todo, done, most = judged([pattern.box]), list[Part](), _most(pattern, known.patterns)
+    todo, done = judged([pattern.box]), list[Part]()
+    room = min(known.pool(pattern, own.arch, refused).parts for own in ranges.values())
+    most = min(_most(pattern, known.patterns), room)
     while todo:
-        todo.sort(key=lambda own: own.loss * spread(own.box))  # divided first is where one choice costs most, at most sizes
+        todo.sort(key=lambda own: own.lost)  # divided first is what loses most, at most points
         box, shared = (last := todo.pop()).box, last.shared
         divisible = len(todo) + len(done) + 2 <= most
-        if divisible and last.loss > LOSS and (cut := halves(box)):
+        worst = max(shared, key=lambda name: shared[name].worst)
+        if divisible and shared[worst].worst > LOSS and (cut := ranges[worst].grid.cut(box)):
             todo += judged(cut)
             continue
         try:
@@ -100,12 +114,14 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
 
 
 class _Shared(NamedTuple):
-    """For each op the candidates that there are at all points of a box, what is computed by one launch at all of them, and what
-    an inference takes longer with these and the first of each, at the worst point, as a share."""
+    """For each of `Known.ops` the candidates that there are at all points of a box, what is computed by one launch at all of
+    them, and what an inference takes longer with these and the first of each, as shares: at the worst point, and at all of them
+    together."""
 
     candidates: Sequence[Sequence[Candidate]]
     together: Sequence[Group]
-    loss: float
+    worst: float
+    lost: float
 
 
 class _Judged(NamedTuple):
@@ -115,8 +131,172 @@ class _Judged(NamedTuple):
     shared: Mapping[str, _Shared]
 
     @property
-    def loss(self) -> float:
-        return max(own.loss for own in self.shared.values())
+    def lost(self) -> float:
+        return max(own.lost for own in self.shared.values())
+
+
+class _Kind(NamedTuple):
+    """Ops that are alike at all points: their candidates, a row for each of what one of them takes at the points, as shares of
+    inferences there, and the microseconds of the fastest; how many ops there are, but for those that are in a `_Several`."""
+
+    found: Sequence[Candidate | Whole]
+    shares: np.ndarray
+    us: Sequence[float]
+    number: int = 1
+
+    def everywhere(self, inside: np.ndarray) -> list[int]:
+        """The rows of candidates that there are at all of these points, the fastest first."""
+        shares = self.shares[:, inside]
+        sums = shares.sum(1)
+        return sorted((int(k) for k in np.flatnonzero((shares < ABSENT).all(1))), key=lambda k: sums[k])
+
+
+class _Several(NamedTuple):
+    """Ops that one launch may compute, by number, and the one in whose step it is; or a copy and what may read an input in place
+    of it, which are not `joint`. Of what the ops take one by one, that has to take `least` at most."""
+
+    place: int
+    members: tuple[int, ...]
+    kind: _Kind
+    least: float
+    joint: bool
+
+
+class _Grid:
+    """What candidates of the pool take at points of a pattern's box."""
+
+    def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
+        self.box = pattern.box
+        self.points = list(dict.fromkeys((*looked_at(pattern), *between(pattern.box, GRID))))
+        at = [known.ops(pattern, point) for point in self.points]
+        ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
+        self.count = len(pattern.tree.ops)
+        numbers = list(zip(*([asked.number for asked in own] for own in at), strict=True))
+        scale = 1 / np.array([sum(own[0].cost for own in of_point[: self.count] if own) or 1.0 for of_point in ranked])
+        order = {own: i for i, own in reversed(list(enumerate(numbers)))}
+        alike = {own: _kind([of_point[i] for of_point in ranked], scale) for own, i in order.items()}
+        self.of_op = [alike[own] for own in numbers]
+        joint = [known.joint(pattern, point, arch, refused) for point in self.points]
+        several = [
+            _Several(place, members, _kind([of_point.get((place, members), []) for of_point in joint], scale), DOUBTED, True)
+            for place, members in dict.fromkeys(key for of_point in joint for key in of_point)
+        ]
+        several += [
+            _Several(both[1], both, self.of_op[self.count + j], 1.0, False) for j, both in enumerate(direct(at[0][0].program))
+        ]
+        whole = np.arange(len(self.points))
+        gains = [(float((self._apart(own, whole) - self._best(own, whole)).sum()), own.members) for own in several]
+        self.several = [several[i] for i in compatible(gains)]
+        inside = {k for own in self.several for k in own.members}
+        counts = Counter(numbers[i] for i in range(self.count) if i not in inside)
+        self.kinds = [kind._replace(number=counts[own]) for own, kind in alike.items() if counts[own]]
+
+    def _apart(self, own: _Several, inside: np.ndarray) -> np.ndarray:
+        """What the ops take one by one at each of some points, at least."""
+        found: np.ndarray = np.sum([_least(self.of_op[k], inside) for k in own.members], 0)
+        return found
+
+    def _best(self, own: _Several, inside: np.ndarray) -> np.ndarray:
+        """The same, or what one launch takes where that is taken."""
+        apart, whole = self._apart(own, inside), _least(own.kind, inside)
+        return np.where(whole < own.least * apart, whole, apart)
+
+    def inside(self, box: Box) -> np.ndarray:
+        """The numbers of the points in a box; of the nearest one, where there are none."""
+        columns = np.array(self.points).T
+        off = [np.maximum(np.maximum(size.low - c, c - size.high), 0) for c, size in zip(columns, box, strict=True)]
+        apart = np.sum(off, 0)
+        return np.flatnonzero(apart == apart.min())
+
+    def shared(self, box: Box) -> _Shared:
+        """What a box shares, by the points in it."""
+        inside = self.inside(box)
+        middle, lost, together = int(inside[len(inside) // 2]), np.zeros(len(inside)), list[Group]()
+        for kind in self.kinds:
+            if first := kind.everywhere(inside)[:1]:
+                lost += kind.number * (kind.shares[first[0], inside] - _least(kind, inside))
+        for own in self.several:
+            apart, whole = _first([self.of_op[k] for k in own.members], inside), _first([own.kind], inside)
+            is_whole = whole is not None and (apart is None or whole.sum() < own.least * apart.sum())
+            if (taken := whole if is_whole else apart) is not None:
+                lost += taken - self._best(own, inside)
+            if is_whole and own.joint:
+                together.append(Group(own.place, own.members, [Whole(0.0, *own.kind.found[own.kind.everywhere(inside)[0]][1:])]))
+        ranked = {id(kind.shares): _ranked(kind, inside, middle) for kind in self.of_op}
+        return _Shared([ranked[id(kind.shares)] for kind in self.of_op], together, float(lost.max()), float(lost.sum()))
+
+    def cut(self, box: Box) -> tuple[Box, Box] | None:
+        """The box divided where its parts lose least together; None if its points are one."""
+        inside = self.inside(box)
+        best: tuple[float, int, int] | None = None
+        for number, size in enumerate(box):
+            at = np.array([self.points[k][number] for k in inside])
+            order = np.argsort(at, kind="stable")
+            ends = np.flatnonzero(np.diff(at[order]))
+            if not len(ends):
+                continue
+            total = np.zeros(len(ends))
+            for kind in self.kinds:
+                sides = _sides(kind, inside[order], ends)
+                total += kind.number * np.where(np.isfinite(sides[0]), sides[0] + sides[1], 0.0)
+            for own in self.several:
+                apart = np.sum([_sides(self.of_op[k], inside[order], ends) for k in own.members], 0)
+                whole = _sides(own.kind, inside[order], ends)
+                total += np.nan_to_num(np.where(whole < own.least * apart, whole, apart), posinf=0.0).sum(0)
+            end = int(total.argmin())
+            if best is None or total[end] < best[0]:
+                low, high = (int(at[order][k]) for k in (ends[end], ends[end] + 1))
+                best = float(total[end]), number, _roundest(size, low, high)
+        return divided(box, *best[1:]) if best else None
+
+
+def _least(kind: _Kind, inside: np.ndarray) -> np.ndarray:
+    """What the fastest candidate takes at each point."""
+    found: np.ndarray = kind.shares[:, inside].min(0, initial=ABSENT)
+    return found
+
+
+def _first(kinds: Sequence[_Kind], inside: np.ndarray) -> np.ndarray | None:
+    """What the fastest candidates that there are at all points take together; None where there are none."""
+    rows = [kind.everywhere(inside)[:1] for kind in kinds]
+    if not all(rows):
+        return None
+    return np.sum([kind.shares[row[0], inside] for kind, row in zip(kinds, rows, strict=True)], 0)
+
+
+def _ranked(kind: _Kind, inside: np.ndarray, middle: int) -> list[Candidate]:
+    """A kind's candidates that there are at all points, with what they take at the one in the middle."""
+    everywhere, sums = kind.everywhere(inside), kind.shares[:, inside].sum(1)
+    return [
+        Candidate(kind.us[middle] * float(sums[k] / sums[everywhere[0]]), *kind.found[k][1:])  # type: ignore[arg-type]
+        for k in everywhere
+    ]
+
+
+def _sides(kind: _Kind, order: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """What the fastest candidate takes for all points in this order up to each end, and what another does for those behind."""
+    shares = kind.shares[:, order]
+    below = np.cumsum(shares, 1)[:, ends].min(0, initial=np.inf)
+    above = np.cumsum(shares[:, ::-1], 1)[:, len(order) - 2 - ends].min(0, initial=np.inf)
+    return np.array([below, above])
+
+
+def _roundest(size: Size, low: int, high: int) -> int:
+    """Where to divide between two values of a size: after the one that most tiles end with."""
+    return max((n for n in size.all if low <= n < high), key=lambda n: n & -n) + size.step
+
+
+def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _Kind:
+    """Of the candidates at each point. Where there are none, none is better than another."""
+    found = {key_of(c): c for own in ranked for c in own}
+    rows = {key: i for i, key in enumerate(found)}
+    shares = np.full((len(found), len(ranked)), ABSENT)
+    for k, own in enumerate(ranked):
+        if not own:
+            shares[:, k] = 0.0
+        for c in own:
+            shares[rows[key_of(c)], k] = c.cost * scale[k]
+    return _Kind(list(found.values()), shares, [own[0].cost if own else 0.0 for own in ranked])
 
 
 class _Range:
@@ -126,28 +306,20 @@ class _Range:
         self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
         self.whole = known.launches(pattern, arch)
 
-    def shared(self, box: Box) -> _Shared:
-        at = [self.known.ops(self.pattern, point) for point in corners(box)]
-        ranked = [self.known.pooled(self.pattern, point, self.arch, self.refused) for point in corners(box)]
-        shared = []
-        for i in range(len(at[0])):
-            own = _shared([of_point[i] for of_point in ranked])
-            shared.append(own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at]))
-        costs = _costs(ranked, shared)
-        joint = [self._joint(point) for point in corners(box)]
-        together = _shared_groups(joint, [taken for taken, _ in costs])
-        return _Shared(shared, together, _loss(costs, joint, together, direct(at[0][0].program)))
+    @cached_property
+    def grid(self) -> _Grid:
+        return _Grid(self.pattern, self.arch, self.refused, self.known)
 
-    def _joint(self, point: Point) -> dict[Member, Whole]:
-        """What one launch may compute at a point, with codes of the pool: by the ops, kernel and config, what it takes."""
-        pool, program, found = self.known.pool(self.pattern, self.arch, self.refused), self.pattern.at(point), {}
-        for group in pool.joint[id(self.pattern)]:
-            ops = [program.ops[k] for k in group.members]
-            for _, kernel, config in group.ways:
-                if kernel.supports(ops, program, self.arch) is None and config in kernel.configs(ops, program, self.arch):
-                    whole = Whole(kernel.cost(ops, program, config, self.arch), kernel, config)
-                    found[group.place, group.members, key_of(whole)] = whole
-        return found
+    def shared(self, box: Box) -> _Shared:
+        found = self.grid.shared(box)
+        if all(found.candidates):
+            return found
+        at = [self.known.ops(self.pattern, point) for point in corners(box)]  # what the pool has nothing for
+        others = [
+            own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at])
+            for i, own in enumerate(found.candidates)
+        ]
+        return found._replace(candidates=others)
 
     def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool) -> list[Choice]:
         """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
@@ -233,64 +405,3 @@ def _shared(ranked: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     best = ranked[len(ranked) // 2][0].cost / len(ranked)
     order = sorted(everywhere, key=lambda key: score[key])
     return [Candidate(score[key] * best, *tables[0][key][1:]) for key in order]
-
-
-Costs = Sequence[tuple[Sequence[float], Sequence[float]]]
-"""For each point what each op takes with the first of the shared candidates, and with the best one there."""
-
-
-def _costs(ranked: Sequence[Sequence[Sequence[Candidate]]], shared: Sequence[Sequence[Candidate]]) -> Costs:
-    """An op for which a point has no candidates takes what it takes at others: there is no better choice."""
-    found = []
-    for at_point in ranked:
-        best, taken = [], []
-        for own, common in zip(at_point, shared, strict=True):
-            costs = {key_of(c): c.cost for c in own}
-            taken.append(costs.get(key_of(common[0]), common[0].cost) if common else math.inf)
-            best.append(own[0].cost if own else taken[-1] if common else 0.0)
-        found.append((taken, best))
-    return found
-
-
-Member = tuple[int, tuple[int, ...], Key]
-"""The op in whose step several are computed, all of them, and by which kernel and config."""
-
-
-def _shared_groups(joint: Sequence[Mapping[Member, Whole]], apart: Sequence[Sequence[float]]) -> list[Group]:
-    """What is computed by one launch at all points, where that takes less in the mean than the ops one by one."""
-    best: dict[tuple[int, tuple[int, ...]], tuple[float, Whole]] = {}
-    for place, members, key in joint[0]:
-        if all((place, members, key) in at_point for at_point in joint):
-            wholes = [at_point[place, members, key] for at_point in joint]
-            shares = [whole.cost / sum(own[k] for k in members) for whole, own in zip(wholes, apart, strict=True)]
-            told = sum(shares) / len(shares), wholes[len(wholes) // 2]
-            best[place, members] = min(best.get((place, members), told), told, key=lambda own: own[0])
-    middle = apart[len(apart) // 2]
-    gains = []
-    for (_, members), (share, _) in best.items():
-        one_by_one = sum(middle[k] for k in members)
-        gains.append((gained(share * one_by_one, one_by_one), members))
-    groups = [Group(*own, [whole]) for own, (_, whole) in best.items()]
-    return [groups[i] for i in compatible(gains)]
-
-
-def _loss(
-    costs: Costs, joint: Sequence[Mapping[Member, Whole]], together: Sequence[Group], directs: Sequence[tuple[int, int]]
-) -> float:
-    """How much longer an inference takes with what is shared, at the worst point, as a share.
-
-    directs  what reads an input in place of a copy where that is faster, whose costs come last
-    """
-    middle, losses = costs[len(costs) // 2][0], []
-    count = len(middle) - len(directs)
-    numbers = {members: count + j for j, members in enumerate(directs)}
-    for (taken, best), there in zip(costs, joint, strict=True):
-        whole = {group.members: there[group.place, group.members, key_of(group.ways[0])].cost for group in together}
-        whole |= {members: taken[j] for members, j in numbers.items() if middle[j] < sum(middle[k] for k in members)}
-        inside = {k for members in whole for k in members}
-        takes = sum(whole.values()) + sum(cost for k, cost in enumerate(taken[:count]) if k not in inside)
-        gains = [(gained(way.cost, sum(best[k] for k in members)), members) for (_, members, _), way in there.items()]
-        gains += [(sum(best[k] for k in members) - best[j], members) for members, j in numbers.items() if best[j]]
-        least = sum(best[:count]) - sum(gains[i][0] for i in compatible(gains))
-        losses.append(takes / least - 1 if least else 0.0)
-    return max(losses)

@@ -7,10 +7,13 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.emit.pack import pack
+from tccompile.errors import PlanError
 from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.load.model import read
 from tccompile.options import Options
 from tccompile.pipeline import Told, jobs_of, likely_jobs, origin_of, to_parts, to_patterns
+from tccompile.plan import codec
+from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.plan.formulas import computed, integers
 from tccompile.plan.members import Bounds
 from tccompile.plan.rules import check_member
@@ -22,6 +25,7 @@ from tccompile.sizes import Size
 from tccompile.stages.progress import quiet
 from tests.kernels.test_pair_sm90 import bottlenecks
 from tests.small import image
+from tests.test_plan import header_of, with_header
 
 ARCH = ARCHS["sm_90a"]
 BATCH = {"batch": Size("batch", 2, 40)}
@@ -50,18 +54,25 @@ def within(program, build):
     return {named[i]: named[c.work.within] for i, c in enumerate(build.choices) if c.work.within >= 0}
 
 
+def packed(pattern, parts):
+    """The plan, whose code is none."""
+    opened, told, *_ = pattern
+    jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
+    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
+    plan = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
+    return with_families(plan, [box for box, *_ in parts])
+
+
 TOGETHER = {"conv_wide": "conv_c0", "conv_a1": "conv_c0", "conv_a2": "conv_c1"}
 
 
 def test_launches_of_several_ops_are_those_of_fixed_shapes(pattern, monkeypatch):
     """And members of the plan keep to its rules: nothing else lies where such a launch writes early."""
-    opened, told, found, _ = pattern
+    found = pattern[2]
     parts, ahead = parts_of(pattern, monkeypatch, lambda program: 0.01)
-    jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
+    jobs = [job for *_, builds in parts for build in builds for job in jobs_of(build)]
     assert {code for code, *_ in jobs if code.kernel == "pair_sm90"} <= ahead
-    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
-    packed = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
-    plan = with_families(packed, [box for box, *_ in parts])
+    plan = packed(pattern, parts)
     for (_, program, (build,)), family in zip(parts, plan.families, strict=True):
         assert within(program, build) == TOGETHER
         bounds = Bounds(family, 0)
@@ -76,9 +87,46 @@ def test_launches_of_several_ops_are_those_of_fixed_shapes(pattern, monkeypatch)
                     assert [launch.grid for launch in step.launches] == [launch.grid for launch in work.launches]
 
 
-def test_small_sizes_may_be_apart_and_large_ones_together(pattern, monkeypatch):
+def large_together(program):
+    """What one launch takes."""
+    return 0.01 if program.tensors["x"].shape[0] > 12 else 1e3
+
+
+@pytest.fixture(scope="module")
+def divided(pattern):
+    """The parts where one launch is faster at large sizes."""
+    with pytest.MonkeyPatch.context() as patch:
+        return parts_of(pattern, patch, large_together)[0]
+
+
+def test_small_sizes_may_be_apart_and_large_ones_together(divided):
     """The range is divided between them."""
-    parts, _ = parts_of(pattern, monkeypatch, lambda program: 0.01 if program.tensors["x"].shape[0] > 12 else 1e3)
-    for (size,), program, (build,) in parts:
+    for (size,), program, (build,) in divided:
         assert within(program, build) == (TOGETHER if size.low > 12 else {}), size
-    assert len(parts) > 1
+    assert len(divided) > 1
+
+
+def test_what_parts_run_is_compiled_ahead(pattern):
+    """Also the code of kernels that have other code for some sizes, which is not."""
+    _, _, found, options = pattern
+    known = Known(NO_TIMINGS, [found])
+    ahead = {code for code, *_ in likely_jobs([found], options, (), known)}
+    parts = to_parts(found, options, quiet, (), NO_TIMINGS, known)
+    assert {code for *_, builds in parts for build in builds for code, *_ in jobs_of(build)} <= ahead
+
+
+def test_a_plan_stores_a_program_of_several_parts_once(pattern, divided, monkeypatch):
+    """Others name it by its number, which has to be that of one before."""
+    file = to_bytes(packed(pattern, divided))
+    header = header_of(file)
+    families = header["plan"]["families"]
+    programs = [family["entry"]["program"] for family in families]
+    assert type(programs[0]) is dict and programs[1:] == [0] * (len(divided) - 1)
+    assert to_bytes(from_bytes(file)) == file
+    families[1]["entry"]["program"] = 1
+    with pytest.raises(PlanError, match="there is no program 1 before it"):
+        from_bytes(with_header(file, header))
+    families[1:] = [{"sizes": [], "formulas": [], "entry": {"program": 0, "sections": []}}] * 60
+    monkeypatch.setattr("tccompile.plan.file.MAX_VALUES", codec.values(codec.dumps(header)))
+    with pytest.raises(PlanError, match="each as often as families have it"):
+        from_bytes(with_header(file, header))

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from tccompile.ir.expr import Expr, call, const, load
 from tccompile.ir.extent import Open
@@ -184,6 +184,32 @@ def test_ones_that_are_summed_up():
     x = np.random.default_rng(0).standard_normal((3, 17, 4)).astype(np.float32)
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
     assert relative_error(session.run(None, {"x": x})[0], expected) < 1e-6
+
+
+def test_ones_that_are_joined_to_others():
+    """As distances of points are written as one product: (-2 x, |x|², 1) by (x, 1, |x|²)."""
+    g = Graph()
+    square = g.op("ReduceSum", g.op("Mul", "x", "x"), g.numbers(2), keepdims=1)
+    ones = g.op("ConstantOfShape", g.op("Shape", square), value=numpy_helper.from_array(np.ones(1, np.float32)))
+    a = g.op("Concat", g.op("Mul", "x", g.value(np.float32(-2))), square, ones, axis=2)
+    b = g.op("Concat", "x", ones, square, axis=2)
+    model = g.model("x", TensorProto.FLOAT, [1, "n", 3], g.op("MatMul", a, g.op("Transpose", b, perm=[0, 2, 1])))
+    assert beside_onnxruntime(model, (2, 3, 8, 17, 40), 2, 40) < 1e-6
+
+
+def test_a_result_that_needs_no_padding_at_some_sizes_is_made_as_at_others():
+    g = Graph()
+    at = g.op("Range", g.value(np.int64(0)), g.op("Squeeze", g.extent("x", 1)), g.value(np.int64(1)))
+    apart = g.op("Sub", g.op("Unsqueeze", at, g.numbers(1)), g.op("Unsqueeze", at, g.numbers(0)))
+    kernels = g.op("Mul", g.op("Cos", g.op("Cast", apart, to=TensorProto.FLOAT)), g.weight(16, 1, 1))
+    y = g.op("Einsum", kernels, g.op("MatMul", "x", g.weight(3, 16)), equation="dlm,bmd->bld")
+    y = g.op("MatMul", g.op("Mul", y, g.op("Sigmoid", y)), g.weight(16, 5))
+    model = g.model("x", TensorProto.FLOAT, ["batch", "n", 3], y)
+    plan = without_code(model, precision="fp32", ranges={"batch": (1, 1), "n": (55, 86)})
+    assert len(plan.entries) == 1
+    x = np.random.default_rng(0).standard_normal((1, 72, 3)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    assert relative_error(Session(plan, device="cpu").run(None, {"x": x})[0], expected) < 1e-6
 
 
 # --- On a GPU --------------------------------------------------------------------------------------------------------

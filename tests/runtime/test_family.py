@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tccompile.errors import InputError, PlanError
@@ -77,6 +79,20 @@ def test_a_members_graph_is_that_of_another_one(fake):
         same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
     assert [what for what, *_ in api.log].count("set") == 0
     s.close()
+    assert not api.blocks and not api.modules and not api.graphs
+
+
+def test_threads_with_sizes_in_turn(fake):
+    """... each more than a session keeps: every one gets what is its own, and nothing is left"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s, ThreadPoolExecutor(16) as threads:
+
+        def work(seed):
+            for rows in np.random.default_rng(seed).integers(2, 41, 12).tolist():
+                same(s.run(None, {"x": seed + x_of(rows)}), expected(seed + x_of(rows)))
+
+        list(threads.map(work, range(16)))
+        assert len(s._members) == RECENT
     assert not api.blocks and not api.modules and not api.graphs
 
 
