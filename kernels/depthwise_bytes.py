@@ -1,13 +1,14 @@
 """Depthwise convolution of bytes by weights in bytes, on Tensor Cores: sums of integers, which are exact.
 
-mma.m16n8k32 multiplies 16 rows of 32 weights by 32 bytes of 8 columns. A column is two neighbouring pixels of y, a rectangle's
-row; its bytes are 4 neighbouring pixels of x by 8 channels. The rows are the same 8 channels for the left and for the right one
-of y's pixels, and hold a row of the filter, for the right pixel moved on by the stride; seven of eight weights are 0. A filter's
-row that needs more than 4 pixels of x is two products.
+mma.sp.m16n8k64 multiplies 16 rows of 64 weights, of whose every four two differ from 0, by 64 bytes of 8 columns. A column is two
+neighbouring pixels of y, a rectangle's row; its bytes are 8 pixels of x by 8 channels: 8 neighbours, or 4 of each of two rows. The
+rows are the same 8 channels for the left and for the right one of y's pixels, and hold a row of the filter, or two, for the right
+pixel moved on by the stride. A four is 4 channels of a pixel, so that one of its weights differs from 0.
 
-Nothing is moved before it is multiplied: lane (g, t) of 8 × 4 has of a product's bytes the t-th pixel of column g, which it reads
-from memory as a vector of neighbouring channels, a word of which is 4 of the product's 8. Of the sums it has one channel, of two
-columns' four pixels. Once they are bytes, four lanes with neighbouring channels exchange them, so that each stores one pixel.
+Nothing is moved before it is multiplied: lane (g, t) of 8 × 4 has of a product's bytes those of pixel t of column g, and of 4
+pixels further, which it reads from memory as vectors of neighbouring channels: two words are a product's 8. Of the sums it has
+one channel, of two columns' four pixels. Once they are bytes, four lanes with neighbouring channels exchange them, so that each
+stores one pixel.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ TILES: dict[tuple[int, int], Tiles] = {
 
 
 def unfit(op: Op, program: Program, arch: Arch) -> str | None:
-    """Why this is no depthwise convolution of bytes whose results mma.sync of pixels as they lie gives; None if it is one."""
+    """Why this is no depthwise convolution of bytes in integers on Tensor Cores; None if it is one."""
     assert isinstance(op, Conv)
     x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
     if not op.groups == x.shape[1] == w.shape[0]:
