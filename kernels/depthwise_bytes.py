@@ -1,9 +1,9 @@
 """Depthwise convolution of bytes by weights in bytes, on Tensor Cores: sums of integers, which are exact.
 
-mma.sp.m16n8k64 multiplies 16 rows of 64 weights, of whose every four two differ from 0, by 64 bytes of 8 columns. A column is two
-neighbouring pixels of y, a rectangle's row; its bytes are 8 pixels of x by 8 channels: 8 neighbours, or 4 of each of two rows. The
-rows are the same 8 channels for the left and for the right one of y's pixels, and hold a row of the filter, or two, for the right
-pixel moved on by the stride. A four is 4 channels of a pixel, so that one of its weights differs from 0.
+mma.sp.m16n8k64 multiplies 16 rows of 64 weights, of whose every four two may differ from 0, by 64 bytes of 8 columns. A column
+is two neighbouring pixels of y, a rectangle's row; its bytes are 8 pixels of x by 8 channels: 8 neighbours, or 4 of each of two
+rows. The rows are the same 8 channels for the left and for the right one of y's pixels, and hold a row of the filter, or two, for
+the right pixel moved on by the stride. A four is 4 channels of a pixel, so that one of its weights differs from 0.
 
 Nothing is moved before it is multiplied: lane (g, t) of 8 × 4 has of a product's bytes those of pixel t of column g, and of 4
 pixels further, which it reads from memory as vectors of neighbouring channels: two words are a product's 8. Of the sums it has
