@@ -183,6 +183,8 @@ class DepthwiseBytesSm90(TextKernel):
         assert isinstance(op, Conv)
         if not arch.has(Feature.TENSOR_COPIES):
             return f"{arch.name} has no tensor copy engine"
+        if arch.name != "sm_90a":
+            return f"{arch.name}: the kernel's tiles are made for sm_90a, its shared memory and its registers"
         if (reason := unfit(op, program, arch)) is not None:
             return reason
         x, y = (program.tensors[name] for name in (op.x, op.y))

@@ -28,6 +28,7 @@ def test_says_why_not() -> None:
     program = depthwise((1, 32, 9, 7))
     (op,) = program.ops
     assert "no tensor copy engine" in str(KERNEL.supports(op, program, ARCHS["sm_89"]))
+    assert "made for sm_90a" in str(KERNEL.supports(op, program, ARCHS["sm_100"]))
     assert "model input or output" in str(KERNEL.supports(op, replace(program, inputs=("x",)), ARCH))
     moved = {**program.tensors, "x": replace(program.tensors["x"], offset=8)}
     assert "multiples of 16 bytes" in str(KERNEL.supports(op, replace(program, tensors=moved), ARCH))
