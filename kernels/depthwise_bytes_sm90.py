@@ -8,6 +8,7 @@ some wait for boxes, others multiply. A warp has the same channels in all its re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -138,6 +139,9 @@ LANES = {(3, 1): 16, (3, 2): 16, (5, 1): 8, (5, 2): 8, (7, 1): 8}
 """Channels of a warp, by a filter's columns and stride: as its weights leave room in the registers."""
 
 
+LANES_ABREAST = 128
+"""Of a multiprocessor."""
+
 LANE_REGISTERS = 65536
 """Of a multiprocessor."""
 
@@ -213,7 +217,9 @@ class DepthwiseBytesSm90(TextKernel):
         registers = LANE_REGISTERS // (tile.threads * REGISTERS[tile.taps, tile.stride])
         held = max(1, min(arch.smem_sm // (tile.smem + KIB), registers, arch.blocks_sm))
         alone = ceil_div(blocks, arch.sms * held) * ceil_div(tile.octets, tile.along) * tile.rows * of_row / clock
-        return own.start_us + own.moving * traffic_us(op, program, arch) + own.product * busy + own.alone * alone
+        results = math.prod(program.op_shape(op)) / (LANES_ABREAST * arch.sms * clock)
+        halves = own.half * results if tile.size > 1 else 0.0
+        return own.start_us + own.moving * traffic_us(op, program, arch) + own.product * busy + own.alone * alone + halves
 
     @staticmethod
     def _blocks(op: Op, program: Program, tile: Tile) -> int:

@@ -128,6 +128,7 @@ H200 = Rates(
         moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
         product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
         alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),

@@ -179,6 +179,8 @@ class DepthwiseBytesSm90:
     """A product, where Tensor Cores are busy."""
     alone: Rate
     """A product of a warp, of those that it makes one after the other."""
+    half: Rate
+    """A result in halves, more than one in bytes, of a lane."""
 
 
 @dataclass(frozen=True)
