@@ -13,6 +13,8 @@ from tccompile.kernels.rates.rate import (
     ConvPatch,
     ConvStem,
     Depthwise,
+    DepthwiseBytes,
+    DepthwiseBytesSm90,
     DepthwiseMma,
     DepthwiseSm90,
     GemmMma,
@@ -43,6 +45,8 @@ CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
+BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
+BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
@@ -116,6 +120,19 @@ H200 = Rates(
         wait_us=Rate(0.1, "µs", DEPTHWISE, "2026-11-22"),
         instruction_us=Rate(0.0013, "µs", DEPTHWISE, "2026-11-22"),
         exposed=Rate(0.3, "of the time", DEPTHWISE, "2026-11-22"),
+    ),
+    depthwise_bytes=DepthwiseBytes(
+        start_us=Rate(2.1, "µs", BYTES_BY_BYTES, "2026-11-26"),
+        issue=Rate(0.93, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+        line=Rate(0.144, "cycles", BYTES_BY_BYTES, "2026-11-26"),
+        moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+    ),
+    depthwise_bytes_sm90=DepthwiseBytesSm90(
+        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),
