@@ -41,6 +41,16 @@ PIECES = 3
 MOST_SUMS = {64: 192, 128: 208, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
 
+MOST_OVERLAPPING = 112
+"""The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
+multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
+
+
+def overlapping(config: Mapping[str, Any]) -> bool:
+    """Whether a tile's sums may overlap; blocks of a cluster share one, and so have little to multiply."""
+    rows, columns = (config["bn"], config["bm"]) if config.get("swapped") else (config["bm"], config["bn"])
+    return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
+
 
 def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
     """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
@@ -69,6 +79,8 @@ class Tile:
     kinds    PTX's types of the operands' elements
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
+    overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
+    short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     """
 
@@ -84,6 +96,8 @@ class Tile:
     sparse: bool = False
     teams: int = 1
     eights: bool = False
+    overlaps: bool = False
+    short: int = 0
 
     @property
     def atom(self) -> Atom:
@@ -251,7 +265,8 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    return _fitting(Tile(*shape, boxed, added, kinds, result, *more), arch.smem_block)
+    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False))
+    return _fitting(most_of, arch.smem_block)
 
 
 @cache
@@ -268,7 +283,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    sums = t.product[1] // 2 * (2 if t.atom.rough else 1)
+    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.atom.rough else 1)
     registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

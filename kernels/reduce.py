@@ -15,7 +15,7 @@ from math import prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import Expr, walk
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import ceil_div, divides, round_up, same
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -232,8 +232,9 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
             x.strides[lane] if lane not in op.axes and x.shape[lane] > 1 else 0,
         ]
         last = reduced[-1]
-        whole = inner.extents[-1] % 8 == 0 or (inner.depth == 1 and inner.extents[0] == x.shape[last] and x.padded[last] % 8 == 0)
-        vector = 8 if whole and all(s % 8 == 0 for s in steps) else 1
+        alone = inner.depth == 1 and same(inner.extents[0], x.shape[last])
+        whole = divides(8, inner.extents[-1]) or (alone and divides(8, x.padded[last]))
+        vector = 8 if whole and all(divides(8, s) for s in steps) else 1
     outputs_first = not unit and x.inner == lane and lane not in op.axes
     if outputs_first:
         threads = min(8, power(inner.size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.kernels.parts.operands import Operand, Places
+from tccompile.kernels.parts.operands import STEP, Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
@@ -25,8 +25,10 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
+    multiply_short(operands, slot)           the sums of a stage of which only the first `short` bytes of K count, as `multiply`
     sparse                                   whether the left operand is
 
+    short    if not 0: of an operand that is not sparse
     places   of a left operand that is sparse, which a thread has in registers while it is multiplied. Then there are instead
              load(operands, slot)                            those of a stage
              multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
@@ -39,7 +41,9 @@ class Accumulator(Part):
     load: Any
     none: Any
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> None:
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
         super().__init__()
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
@@ -63,6 +67,16 @@ class Accumulator(Part):
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
         self.sparse = places is not None
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
+        if short:
+            kind, zero = (left.k_major, right.k_major), self.zero
+            of_short = hw.multiply(right.extent, steps[: short // STEP], kind, kinds, self.at_once)
+
+            @inline
+            def multiply_short(operands, slot):
+                at = u64(slot * stage_units)
+                return of_short(zero(), operands[0] + at, operands[1] + at, i32(0))
+
+            self.multiply_short = multiply_short
         if places:
             self._read_places(places, operands, multiplied, ring, blocks)
             if blocks > 1:
@@ -138,8 +152,10 @@ class Promoted(Accumulator):
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> None:
-        super().__init__(left, right, ring, places, blocks)
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
+        super().__init__(left, right, ring, places, blocks, short)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
         self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
         if places:
@@ -156,9 +172,41 @@ class Promoted(Accumulator):
         self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1) -> Accumulator:
-    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse."""
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks)
+class Overlapped(Accumulator):
+    """The same where a stage's sums are added to the others while the next one's are made, in three times the registers: for a
+    warpgroup that others leave alone. Whoever multiplies asks for
+
+    begin(operands, slot)   the sums of a stage, which are made from here on
+    add_before(acc, part)   those of the stage before the one begun last, with the others
+    add_last(acc, part)     those of the stage begun last
+    """
+
+    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0) -> None:
+        super().__init__(left, right, ring, short=short)
+        nothing, of_stage = self.zero, self.multiply
+
+        @inline
+        def begin(operands, slot):
+            return of_stage(nothing(), operands, slot, i32(0), i32(0))
+
+        self.zero, self.begin = mma.zeros(right.extent // 2), begin
+        self.add_before, self.add_last = hw.add_made(right.extent, 1), hw.add_made(right.extent, 0)
+
+
+def accumulator(
+    left: Operand,
+    right: Operand,
+    ring: Ring,
+    places: Places | None = None,
+    blocks: int = 1,
+    overlaps: bool = False,
+    short: int = 0,
+) -> Accumulator:
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `overlaps`: whether rough
+    sums are `Overlapped`; `short`: bytes of K that count in the first stage, if not all."""
+    if overlaps:
+        return Overlapped(left, right, ring, short)
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks, short)
 
 
 class BlocksAccumulator(Part):

@@ -449,6 +449,27 @@ def add(n: int) -> Any:
 
 
 @cache
+def add_made(n: int, pending: int) -> Any:
+    """The device function (acc, part): the same of a part that wgmma makes, when all but the `pending` groups that were committed
+    last are done. It waits for them by itself, as the compiler would add before."""
+    kind, count = types.Tuple((f32,) * (n // 2)), n // 2
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *(f"add.f32 ${i}, ${i}, ${count + i};" for i in range(count))]
+    constraints = ",".join([*["=f"] * count, *["f"] * count, *map(str, range(count)), "~{memory}"])
+
+    @intrinsic
+    def added(typingctx, acc, part):
+        def codegen(context, builder, sig, args):
+            sums, own = (unpacked(builder, a, count) for a in args)
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [v.type for v in (*own, *sums)])
+            done = builder.call(ir.InlineAsm(function, " ".join(lines), constraints, side_effect=True), [*own, *sums])
+            return packed(builder, unpacked(builder, done, count))
+
+        return kind(kind, kind), codegen
+
+    return added
+
+
+@cache
 def part(n: int, columns: int, acc: str = "f32") -> Any:
     """part(acc, number): what a thread holds of the `columns` from `number * columns` on of its warpgroup's 64×n tile, whose sums
     are of a type of `SUMS`.

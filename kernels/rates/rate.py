@@ -127,6 +127,8 @@ class ConvPatch:
     """What large blocks do not overlap, which load, multiply and store one after the other."""
     exposed_moving: Rate
     """What is not hidden of the shorter of computing and moving."""
+    of_8_bits_us: Rate
+    """Less, where operands are of 8 bits and the filter has several taps."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,8 @@ class GemmSm90:
     """A row of an im2col box, of what `row_cycles` says."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
+    strided_us: Rate
+    """More for each wave of blocks that read such rows, which come from memory in a network."""
     copy_cycles_us: Rate
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate
@@ -415,6 +419,10 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    overlapping: Rate
+    """What is left of that where sums are added up while the next are made."""
+    narrow_gathering: Rate
+    """All that im2col copies take, of rows of up to 32 bytes of numbers of 8 bits."""
     teams: Rate
     """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate

@@ -100,7 +100,7 @@ def _read_by(graph: onnx.GraphProto) -> set[str]:
 
 def _factors(graph: onnx.GraphProto) -> set[str]:
     """The results of dequantized bytes that products take whose other operand is quantized, too: they multiply integers."""
-    made = {y: node for node in graph.node if node.domain in ("", "ai.onnx") for y in node.output}
+    made = {y: node for node in graph.node if node.domain in ("", "ai.onnx", *contrib.DOMAINS) for y in node.output}
 
     def quantized(name: str) -> str | None:
         node = made.get(name)

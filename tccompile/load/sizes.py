@@ -18,6 +18,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UnsupportedError, UsageError
+from tccompile.ir.extent import not_alike
 from tccompile.load import contrib
 from tccompile.load.constants import Weight, held, literal
 from tccompile.load.nodes import reads
@@ -270,9 +271,10 @@ class Sizes:
         return name if name not in self.folder.types and name not in self.folder.constants else self.fresh(base)
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
+        """The name of a constant. Equal ones are one, but for extents in a range, which are equal at some sizes only."""
         array = np.asarray(values, dtype)
         key = "constant", array.dtype.str, array.shape, array.tobytes()
-        if key not in self.made:
+        if key not in self.made or not (not_alike() or np.abs(array).max(initial=0) <= 1):
             self.made[key] = self.fresh("sizes")
             self.folder.set_constant(self.made[key], literal("", array))
         return str(self.made[key])

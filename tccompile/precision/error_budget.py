@@ -73,9 +73,8 @@ def within(
         count = min(max(2 * count, len(order) // 32, 1), len(order))
     if not error(count) <= bound:
         raise VerificationError(
-            f"--max-error {bound:g}: the error is {error(count):.1e} with everything between inputs and outputs in fp32; what "
-            f"is rounded in {_named(program, order)} moves the outputs most. Allow that much, or measure with other inputs "
-            "(--calibrate DATA.npz, --input-range)"
+            f"--max-error {bound:g}: the error is {error(count):.1e} with everything between inputs and outputs in fp32; "
+            f"{_cause(program, order)}"
         )
     low = count // 2 if count else 0
     for _ in range(HALVINGS):
@@ -90,8 +89,16 @@ NAMED = 5
 """How many nodes a message names, at most."""
 
 
-def _named(program: Program, order: Sequence[int]) -> str:
-    return ", ".join(repr(program.ops[i].nodes[0]) for i in order[:NAMED])
+def _cause(program: Program, order: Sequence[int]) -> str:
+    """What is rounded all the same, and what to do about it."""
+    types = {name: program.tensors[name].dtype for name in program.outputs}
+    if narrow := [f"{name!r} to {dtype.value}" for name, dtype in types.items() if dtype.is_float and dtype.size < 4]:
+        return f"the model itself rounds its outputs, {', '.join(narrow[:NAMED])}: make them float32 there, or allow that much"
+    named = list(dict.fromkeys(repr(program.ops[i].nodes[0]) for i in order))[:NAMED]
+    return (
+        f"what is rounded in {', '.join(named)} moves the outputs most. Allow that much, or measure with other inputs "
+        "(--calibrate DATA.npz, --input-range)"
+    )
 
 
 def _error(outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:

@@ -187,6 +187,20 @@ def test_a_quantized_network_runs_between_products() -> None:
     assert sum(isinstance(op, Conv) for op in program.ops) == 2 and len(program.ops) <= 4
 
 
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+def test_products_of_bytes_are_found_in_both_domains(domain: str) -> None:
+    """ONNX Runtime's quantizer takes its own domain where the standard's had no such types yet."""
+    net, _ = with_inputs(np.uint8, x=(4, 64))
+    a = net("DequantizeLinear", "x", np.float32(0.02), np.uint8(117), domain=domain)
+    w = net("DequantizeLinear", integers(net, np.int8, 64, 32), np.float32(0.01), np.int8(0), domain=domain)
+    y = helper.make_tensor_value_info(net("MatMul", a, w), TensorProto.FLOAT, (4, 32))
+    graph = helper.make_graph(net.nodes, "net", net.inputs, [y], net.weights)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    program = fuse(lower(rewrite(load(helper.make_model(graph, opset_imports=imports, ir_version=8)))))
+    (product,) = (op for op in program.ops if isinstance(op, Gemm))
+    assert {program.tensors[name].dtype for name in product.operands} == {DType.U8, DType.I8}
+
+
 def excited(net: Net, x: str) -> str:
     """Squeeze and excitation: a mean of all, and a gate that all are multiplied by."""
     step, zero = np.float32(1 / 255), np.uint8(0)

@@ -223,8 +223,15 @@ def test_sizes_in_expressions_are_arguments():
     assert [a.value.values.tolist() for a in args if isinstance(a, F32)] == [[3, 4, 9]]
 
 
+def farthest() -> onnx.ModelProto:
+    """A place along an axis that fills vectors at some sizes."""
+    g = Graph()
+    at = g.op("ArgMax", g.op("ReduceSum", g.op("Mul", "x", "x"), g.numbers(2), keepdims=0), axis=1, keepdims=0)
+    return g.model("x", TensorProto.FLOAT, [3, "n", 3], g.op("Gather", g.weight(20, 3), at))
+
+
 @pytest.mark.parametrize("arch", usually(["sm_80", "sm_61"], "sm_80"))
-@pytest.mark.parametrize("model", [lambda: resized("given", RESIZED["linear"]), lambda: of_tokens(window)])
+@pytest.mark.parametrize("model", [lambda: resized("given", RESIZED["linear"]), lambda: of_tokens(window), farthest])
 def test_kernels_compute_tables(model, arch):
     """Their launches are held to those for fixed shapes as they are made."""
     ranges = {name: Size(name, 9, 20) for name in "hn" if f'"{name}"' in str(model())}

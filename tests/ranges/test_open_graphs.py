@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tccompile.errors import ModelError
 from tccompile.options import Options, as_sizes
@@ -35,6 +36,22 @@ FOUND = {
 def test_a_graph_that_was_refused_or_wrong(seed):
     found = error_of(seed)
     assert not isinstance(found, str) and found <= BOUND
+
+
+def test_extents_that_are_equal_at_some_sizes_are_no_other_program():
+    """Of what is not 0 there are h · 6 at most, and in seven rows 7 · 6."""
+    g = Graph()
+    part = g.op("Slice", g.op("Concat", "x", "x", axis=0), g.numbers(0), g.numbers(7), g.numbers(0))
+    part = g.op("Unsqueeze", part, g.numbers(0))
+    counts = [
+        g.op("Cast", g.op("Gather", g.op("Shape", g.op("NonZero", y)), g.numbers(1)), to=TensorProto.FLOAT) for y in ("x", part)
+    ]
+    y = g.op("Add", "x", g.op("Div", *counts))
+    plan = without_code(g.model("x", TensorProto.FLOAT, ["h", 6], y), precision="fp32", ranges={"h": (5, 9)})
+    assert len(plan.entries) == 1
+    x = np.arange(-3, 27, dtype=np.float32).reshape(5, 6)
+    (out,) = Session(plan, device="cpu").run(None, {"x": x})
+    assert np.allclose(out, x + np.float32(29 / 40))
 
 
 def test_of_fractions_that_are_nearly_the_same_the_simplest_is_found():
