@@ -50,7 +50,7 @@ BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
-THIN = "14 times of 6 products in E4M3 on an H200"
+THIN = "35 times of 27 products in E4M3 on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
@@ -160,9 +160,13 @@ H200 = Rates(
     ),
     gemm_thin=GemmThin(
         start_us=Rate(0.9, "µs", THIN, "2026-11-26"),
+        ready_us=Rate(0.45, "µs", THIN, "2026-11-26"),
+        weight_us=Rate(0.03, "µs", THIN, "2026-11-26"),
+        across_us=Rate(0.3, "µs", THIN, "2026-11-26"),
+        exposed=Rate(0.8, "of the time", THIN, "2026-11-26"),
         moving=Rate(0.92, "of the time", THIN, "2026-11-26"),
         issue=Rate(2.4, "instructions", "by count of instructions", "2026-11-26"),
-        turn_us=Rate(0.18, "µs", THIN, "2026-11-26"),
+        turn_us=Rate(0.12, "µs", THIN, "2026-11-26"),
         first_us=Rate(0.3, "µs", THIN, "2026-11-26"),
     ),
     gemv=Gemv(

@@ -294,7 +294,15 @@ class GemmThin:
     """What `gemm_thin.py` asks of a GPU."""
 
     start_us: Rate
-    """From the launch before, with weights that come before rows are asked for."""
+    """From the launch before."""
+    ready_us: Rate
+    """Until a warp has its weights, beside what follows."""
+    weight_us: Rate
+    """More for each register of weights."""
+    across_us: Rate
+    """More for what is stored in each turn beside the first 4 · lanes columns."""
+    exposed: Rate
+    """What is not hidden of that and of what rows and results take, of the shorter one."""
     moving: Rate
     """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
