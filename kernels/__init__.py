@@ -18,6 +18,7 @@ from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
+from tccompile.kernels.gemm_thin import THIN
 from tccompile.kernels.gemv import GEMV
 from tccompile.kernels.gemv_packed import PACKED
 from tccompile.kernels.mlp import MlpKernel
@@ -43,6 +44,7 @@ KERNELS: tuple[Kernel, ...] = (
     *HOPPER,
     *GEMV,
     *PACKED,
+    *THIN,
     ConvPatch(),
     ConvHalo(),
     ConvStem(),

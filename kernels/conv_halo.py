@@ -85,8 +85,9 @@ GROUPS = 2
 """Warpgroups that multiply, each a tile of its own."""
 
 MORE_GROUPS = {3: 64, 4: 32}
-"""The same of integers of 8 bits, which are multiplied in less time than results take: these are then rounded by more warps at
-once. And the accumulators that there are registers for, of a thread."""
+"""The same of numbers of 8 bits, which are multiplied in less time than results take, or than floats' sums are waited for: more
+warps round at once, or multiply meanwhile. And the accumulators that there are registers for, of a thread; half as many of rough
+sums, which it has twice."""
 
 GROUP = 128
 """Threads of a warpgroup."""
@@ -168,7 +169,10 @@ class Patch:
     @property
     def most(self) -> int:
         """Accumulators that a thread may have."""
-        return MOST_SPREAD if self.spread else MORE_GROUPS.get(self.groups, MOST_BOXED) if self.boxed else MOST_STORED
+        if self.spread or not self.boxed:
+            return MOST_SPREAD if self.spread else MOST_STORED
+        more = MORE_GROUPS.get(self.groups)
+        return MOST_BOXED if more is None else more // 2 if self.rough else more
 
     @property
     def chunks(self) -> int:
@@ -330,8 +334,8 @@ class ConvHalo(Kernel):
             for across, down in TILES
             if not boxed and across * down >= GROUP
         ]
-        integers = boxed and program.tensors[op.x].dtype in BYTES
-        crowded = [{**config, "groups": groups} for config in tiled for groups in MORE_GROUPS] if integers else []
+        of_8_bits = boxed and program.tensors[op.x].dtype.size == 1
+        crowded = [{**config, "groups": groups} for config in tiled for groups in MORE_GROUPS] if of_8_bits else []
         for config in [*tiled, *crowded, *spread]:
             patch = patch_of(op, program, config)
             short = boxed or patch.blocks == 1 or len(steps(patch, patch.whole if patch.chunks > 1 else patch.last)) <= MOST_STEPS
@@ -422,8 +426,8 @@ def _multiplying_cycles(patch: Patch, products: int, columns: float, own: Rated)
     if not patch.rough:
         return cycles
     along, down = patch.rounds(products)
-    waiting = along * down * (patch.wide / 2 + own.rough)  # while one warpgroup waits and adds, the other multiplies
-    return max(cycles, (cycles + waiting) / 2)
+    waiting = along * down * (patch.wide / 2 + own.rough)  # while one warpgroup waits and adds, others multiply
+    return max(cycles, (cycles + waiting) / patch.groups)
 
 
 def columns_of(boxed: bool) -> tuple[int, ...]:

@@ -7,6 +7,9 @@ quads of 4 channels (8 bytes), in the order (r, s, channels), and of 4 quads a l
 that taps need not be neighbours. Of 1 or 2 channels a quad holds 4 or 2 taps of a row. A block's weights lie in shared memory in
 the order of fragments; it stays for as many tiles as there are for it. Columns are given to lanes such that each ends up with
 neighbouring channels of a pixel, which go to memory as they are.
+
+Integers of 8 bits lie in the patch as they are, 8 channels in a quad, and are multiplied so. Floats of 8 bits become halves on
+their way there: what they save is memory's traffic.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ from tccompile.ir.extent import ceil_div, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_cost import slots_of
+from tccompile.kernels.implicit_gemm import OPERANDS
 from tccompile.kernels.loops import refusal
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.ptx.atoms import Atom, warp_atom
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
@@ -37,8 +41,17 @@ QUAD = 4
 FEW_INPUTS, FEW_OUTPUTS = 4, 32
 """Channels of which one side has at most so many."""
 
+FEW_BYTES = 32
+"""The same of inputs of 8 bits: the copy engine brings rows of so few bytes slowly, to kernels with wgmma."""
+
 COLUMNS = 64
 """Output channels of a block."""
+
+VECTOR = 16
+"""Bytes of x and w that are read at once."""
+
+OF_BOTH = (((DType.F16, DType.F32), (DType.F16,)), (epilogue.BYTES, epilogue.BYTES), (tuple(FLOAT8), tuple(FLOAT8)))
+"""Types of x and of w that go together."""
 
 FLAT = 32
 """Steps of 4 quads up to which they may begin in different taps: each takes a register for where it lies."""
@@ -46,6 +59,8 @@ FLAT = 32
 SHORT = 4
 """Tiles of a block up to which later grids may start at once. The blocks of a long grid end at times that are far apart, and
 those of the next one, of which one is meant for each multiprocessor, would all go to those that are free first."""
+
+HALVES = ("f16", "f16")
 
 AT_ONCE = 4
 """Vectors that a thread has on their way to shared memory, pixels or weights."""
@@ -60,6 +75,7 @@ class Patch:
               channels are read one by one
     outputs   columns of a block: 8, 16 or a multiple of 32
     warps     rows of output pixels that a block computes; mi, sixteens of pixels along a row
+    kinds     PTX's types of the elements of x and w; a float32 becomes a half, too
     """
 
     taps: tuple[int, int]
@@ -70,6 +86,27 @@ class Patch:
     outputs: int
     warps: int
     mi: int
+    kinds: tuple[str, str] = HALVES
+
+    @property
+    def integers(self) -> bool:
+        """Whether operands are integers, whose sums are int32."""
+        return self.kinds[0] in ("s8", "u8")
+
+    @property
+    def widened(self) -> bool:
+        """Whether they are floats of 8 bits."""
+        return self.kinds[0] in ("e4m3", "e5m2")
+
+    @property
+    def unit(self) -> int:
+        """Channels of a quad."""
+        return 2 * QUAD if self.integers else QUAD
+
+    @property
+    def sums(self) -> str:
+        """PTX's type of accumulators."""
+        return "s32" if self.integers else "f32"
 
     @property
     def threads(self) -> int:
@@ -88,7 +125,7 @@ class Patch:
     @property
     def quads(self) -> int:
         """Of a pixel: one, or an even number, or if the filter is long, a multiple of 4."""
-        few = 1 if self.channels <= QUAD else ceil_div(self.channels, 2 * QUAD) * 2
+        few = 1 if self.channels <= self.unit else ceil_div(self.channels, 2 * self.unit) * 2
         return few if self.taps[0] * self.across * few <= 4 * FLAT else round_up(few, 4)
 
     @property
@@ -157,7 +194,7 @@ class Patch:
 
 
 class ConvPatch(TextKernel):
-    """Conv in one group of an image with at most 4 channels, or with at most 32 output channels, by mma.sync from sm_75 on."""
+    """Conv in one group of an image with at most 4 channels, or 32 of 8 bits, or with at most 32 output channels, by mma.sync."""
 
     name = "conv_patch"
     realises = Conv
@@ -165,20 +202,25 @@ class ConvPatch(TextKernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if warp_atom(arch) is None:
-            return f"{arch.name} has no Tensor Core instruction of 16 rows"
         x, w = program.tensors[op.x], program.tensors[op.w]
+        if _atom(kinds_of(x, w), arch) is None:
+            return f"{arch.name} has no Tensor Core instruction of 16 rows" + " of bytes" * (x.dtype in epilogue.BYTES)
         if op.groups != 1:
             return f"it has {op.groups} groups; the kernel takes one"
         outputs, channels = w.shape[:2]
-        if channels > FEW_INPUTS and outputs > FEW_OUTPUTS:
-            return f"{channels} input and {outputs} output channels; it takes up to {FEW_INPUTS} inputs or {FEW_OUTPUTS} outputs"
-        if w.dtype is not DType.F16 or x.dtype not in (DType.F16, DType.F32):
+        if not any(x.dtype in of_x and w.dtype in of_w for of_x, of_w in OF_BOTH):
             return f"its input is {x.dtype.value} and its weights {w.dtype.value}; Tensor Cores are fed with float16"
-        if channels > FEW_INPUTS and (x.dtype is DType.F32 or not vectors_of(x, 2 * QUAD)):
-            return f"the channels of {x.name} do not lie in aligned vectors of 8"
-        if not vectors_of(w, 2 * QUAD):
-            return f"the channels of {w.name} do not lie in aligned vectors of 8"
+        of_8_bits = x.dtype.size == 1
+        if of_8_bits and x.padded[1] < w.padded[1]:
+            return f"{x.name} has {x.padded[1]} channels in memory, fewer than the {w.padded[1]} of {w.name}"
+        few = FEW_BYTES if of_8_bits else FEW_INPUTS
+        if channels > few and outputs > FEW_OUTPUTS:
+            return f"{channels} input and {outputs} output channels; it takes up to {few} inputs or {FEW_OUTPUTS} outputs"
+        together = VECTOR // w.dtype.size
+        if (channels > FEW_INPUTS or of_8_bits) and (x.dtype is DType.F32 or not vectors_of(x, together)):
+            return f"the channels of {x.name} do not lie in aligned vectors of {together}"
+        if not vectors_of(w, together):
+            return f"the channels of {w.name} do not lie in aligned vectors of {together}"
         if not any(True for _ in self.configs(op, program, arch)):
             return f"its filter and a patch of {x.name} do not fit {arch.smem_block} bytes of shared memory"
         return refusal(op, program, epilogue.frame_of(op, program))
@@ -217,6 +259,7 @@ class ConvPatch(TextKernel):
         moving = traffic_us(op, program, arch)
         # What large blocks load, multiply and store one after the other overlaps less with what others do.
         apart = own.apart * moving if patch.warps > 4 else 0.0
+        apart -= own.of_8_bits_us if patch.kinds != HALVES and patch.depth > patch.quads else 0.0
         return measured(arch).launch_us + max(computing, moving) + own.exposed_moving * min(computing, moving) + apart
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
@@ -241,7 +284,7 @@ class ConvPatch(TextKernel):
             code(
                 self.name, x=x.dtype.value, taps=patch.taps, strides=patch.strides, dilations=patch.dilations,
                 channels=patch.channels, vector=patch.vector, outputs=patch.outputs, warps=patch.warps, mi=patch.mi,
-                epilogue=spec.params,
+                epilogue=spec.params, **({"kinds": patch.kinds} if patch.kinds != HALVES else {}),
             ),
             grid=(least(tiles, ceil_div(arch.sms * patch.resident(arch), parts)), parts, 1),
             block=patch.threads,
@@ -253,17 +296,18 @@ class ConvPatch(TextKernel):
     def source(self, arch: Arch, **params: Value) -> KernelText:
         x = DType(params["x"])
         patch = patch_of(params)
-        stored = epilogue.source(epilogue.Form.decoded(params["epilogue"]), 2)
+        form, kinds = epilogue.Form.decoded(params["epilogue"]), patch.kinds if patch.integers else (None, None)
+        stored, of_block = epilogue.source(form, 2), 8 * patch.blocks
         scope = {
             "store": stored.function,
             "base": intrinsic("ptx.patch.base"),
-            "zeros": intrinsic("ptx.mma.zeros", 4 * patch.mi * patch.outputs // 8),
+            "zeros": intrinsic("ptx.mma.zeros", 4 * patch.mi * patch.outputs // 8, *([patch.sums] if patch.integers else [])),
             "places": intrinsic("ptx.patch.places", offsets(patch)),
             "pixels": intrinsic("ptx.patch.pixels", patch.mi, 8 * patch.strides[1] * patch.pixel),
             "weights": intrinsic("ptx.patch.weights", patch.outputs // 8),
             "keep": intrinsic("ptx.patch.keep", 4 * patch.mi),
-            "multiply": intrinsic("ptx.patch.multiply", warp_atom(arch), patch.mi, patch.groups, patch.blocks),
-            "part": intrinsic("ptx.hopper.part", 8 * patch.mi * patch.outputs // 8, 8 * patch.blocks),
+            "multiply": intrinsic("ptx.patch.multiply", _atom(patch.kinds, arch), patch.mi, patch.groups, patch.blocks, kinds),
+            "part": intrinsic("ptx.hopper.part", patch.mi * patch.outputs, of_block, patch.sums),
             "halves": intrinsic("ptx.mma.halves"),
             "read_half": intrinsic("ptx.memory.load", DType.F16, 1, True, "global.nc"),
             "read_quad": intrinsic("ptx.memory.load_words", 2, "global.nc"),
@@ -272,9 +316,25 @@ class ConvPatch(TextKernel):
             **{f"put{n}": intrinsic("ptx.mma.store_shared_words", n) for n in (2, 4)},
             **{name: intrinsic(f"ptx.hopper.{name}") for name in ("wait_for_earlier_grids", "let_later_grids_start")},
         }
+        if patch.integers:
+            scope["taken"] = intrinsic("ptx.mma.taken", form.taken, of_block // 2)
+        if patch.widened:
+            scope["read_word"] = intrinsic("ptx.memory.load_words", 1, "global.nc")
+            scope |= {f"widen_{name}": intrinsic("ptx.mma.widen", kind) for name, kind in zip("xw", patch.kinds, strict=True)}
         signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
         early = arch.has(Feature.EARLY_START)
         return KernelText(signature, lines(patch, x, early), scope, patch.threads, patch.resident(arch))
+
+
+def kinds_of(x: Tensor, w: Tensor) -> tuple[str, str]:
+    """PTX's types of the elements of two tensors, of which x's may be of float32, which become halves."""
+    return OPERANDS.get(x.dtype, "f16"), OPERANDS.get(w.dtype, "f16")
+
+
+def _atom(kinds: tuple[str, str], arch: Arch) -> Atom | None:
+    """What multiplies the patch: integers as they are, everything else as halves."""
+    atom = warp_atom(arch, *(kinds if kinds[0] in ("s8", "u8") else HALVES))
+    return atom if atom and atom.m == 16 else None
 
 
 NUMBERS = "tiles, along, along_m, along_s, down, down_m, down_s, P, Q, H, W, ph, pw, xn, xc, xh, xw, outputs, padded, wo, wr, ws"
@@ -300,22 +360,26 @@ def _patch(op: Op, program: Program, config: Config) -> Patch:
     assert isinstance(op, Conv)
     x, w = program.tensors[op.x], program.tensors[op.w]
     stored = max(w.shape[0], program.tensors[op.y].padded[1] if op.epilogue.shuffle == 1 else 0)
+    of_8_bits = w.dtype.size == 1  # which lie in vectors, zeros behind them
+    channels = w.padded[1] if of_8_bits else w.shape[1]
+    vector = of_8_bits or (x.dtype is DType.F16 and vectors_of(x, QUAD if channels <= QUAD else 2 * QUAD) and channels > 2)
     return Patch(
         _pair(w.shape[2:], 1),
         _pair(op.strides, 1),
         _pair(op.dilations, 1),
-        w.shape[1],
-        x.dtype is DType.F16 and vectors_of(x, QUAD if w.shape[1] <= QUAD else 2 * QUAD) and w.shape[1] > 2,
+        channels,
+        vector,
         next(n for n in (8, 16, 32, COLUMNS) if n >= min(stored, COLUMNS)),
         int(config["rows"]),  # type: ignore[arg-type]
         int(config["columns"]) // 16,  # type: ignore[arg-type]
+        kinds_of(x, w),
     )
 
 
 def patch_of(params: dict[str, Any]) -> Patch:
     """The patch of a code's parameters."""
     names = ("taps", "strides", "dilations", "channels", "vector", "outputs", "warps", "mi")
-    return Patch(**{name: params[name] for name in names})
+    return Patch(**{name: params[name] for name in names}, kinds=params.get("kinds", HALVES))
 
 
 # --- The code --------------------------------------------------------------------------------------------------------
@@ -387,19 +451,24 @@ def _weights(patch: Patch) -> list[str]:
     words = 2 * min(blocks, 2)  # of a lane's vector
     group, lanes, total = 8 * blocks, patch.lanes, patch.outputs * depth
     each = min(AT_ONCE, ceil_div(total, patch.threads))
+    size, units = 1 if patch.kinds != HALVES else 2, patch.unit.bit_length() - 1
     out, puts = [], []
     for turn in range(each):
         out += [f"k = i32(at + i32({turn * patch.threads}))", *split("k", depth, "o", "k")]
         out += [
             *_tap_of(patch, "k"),
-            "source = w + (i64(first + o) * i64(wo) + i64(r) * i64(wr) + i64(s) * i64(ws)) * i64(2)",
+            f"source = w + (i64(first + o) * i64(wo) + i64(r) * i64(wr) + i64(s) * i64(ws)) * i64({size})",
             f"inside = within(i32(first + o), i32(0), outputs) & within(k, i32(0), i32({patch.depth}))",
             f"inside = inside & within(o, i32(0), i32({patch.outputs}))",
         ]
         names = f"u{turn}, v{turn}"
         if patch.together == 1:
             # A pixel may have more quads than w's channels, padding included.
-            out.append(f"{names} = read_quad(source + i64(c) * i64(8), i32(inside & within(c << i32(2), i32(0), padded)))")
+            out.append(f"inside = i32(inside & within(c << i32({units}), i32(0), padded))")
+            if patch.widened:
+                out += ["(word,) = read_word(source + i64(c) * i64(4), inside)", f"{names} = widen_w(word)"]
+            else:
+                out.append(f"{names} = read_quad(source + i64(c) * i64(8), inside)")
         else:
             slots = [(i, c) for i in range(patch.together) for c in range(patch.channels)]
             for slot, (i, c) in enumerate(slots):
@@ -460,8 +529,12 @@ def _fill(patch: Patch, x: DType) -> list[str]:
         names = f"u{turn}_0, u{turn}_1"
         if patch.vector and patch.quads > 1:
             names += f", u{turn}_2, u{turn}_3"
-            out.append("present = present & within(v, i32(0), W) & within(c << i32(3), i32(0), padded)")
-            out.append(f"{names} = read_pair(line + i64(c) * i64(16), i32(present))")
+            out.append(f"present = present & within(v, i32(0), W) & within(c << i32({patch.unit.bit_length()}), i32(0), padded)")
+            if patch.widened:
+                out.append("low, high = read_quad(line + i64(c) * i64(8), i32(present))")
+                out += [f"u{turn}_0, u{turn}_1 = widen_x(low)", f"u{turn}_2, u{turn}_3 = widen_x(high)"]
+            else:
+                out.append(f"{names} = read_pair(line + i64(c) * i64(16), i32(present))")
         elif patch.vector:
             out.append(f"{names} = read_quad(line, i32(present & within(v, i32(0), W)))")
         else:
@@ -515,5 +588,5 @@ def _results(patch: Patch) -> list[str]:
         "    i = i32(m + i * i32(16))",
         "    if i < end:",
         f"        c = i32(first + group * i32({8 * patch.blocks}) + t * i32({patch.lanes}))",
-        "        store(part(acc, i32(number)), i, i32(8), end, c, e)",
+        f"        store({'taken(part(acc, i32(number)))' if patch.integers else 'part(acc, i32(number))'}, i, i32(8), end, c, e)",
     ]

@@ -464,6 +464,8 @@ class _Writer:
     def __init__(self, form: Form, rows: int, stores: bool, keeps: bool, space: str, groups: int) -> None:
         self.form, self.rows, self.stores, self.keeps, self.space, self.groups = form, rows, stores, keeps, space, groups
         self.expr, self.floats = _bytes_as_floats(form)
+        # Whether results are floats up to where several bytes are rounded and packed at once.
+        self.rounds = form.y.dtype in BYTES and (not stores or (form.y.mode == "vector" and form.lanes > 1))
         self.accesses: dict[str, Intrinsic] = {}
         self.arguments = Parameters("e[{}]")
         self.out, self.kept = Lines(), Lines()
@@ -576,7 +578,7 @@ class _Writer:
         def leaf(i: int) -> Callable[[Expr], str]:
             return lambda e: f"acc[{r * form.lanes + i}]" if e.fn == "acc" else values[e.value][i]  # type: ignore[index]
 
-        if y.dtype in BYTES and not self.stores:
+        if self.rounds:
             results = [out.unrounded(self.expr, leaf(i), y.dtype) for i in lanes]
         else:
             results = [out.stored(value(self.expr, leaf(i)), form.expr.dtype, y.dtype) for i in lanes]
@@ -601,7 +603,7 @@ class _Writer:
         return self._masked(results, dtype)
 
     def _zero_of(self, dtype: DType) -> str:
-        return "f32(0)" if dtype.is_float or (dtype in BYTES and not self.stores) else "i64(0)"
+        return "f32(0)" if dtype.is_float or self.rounds else "i64(0)"
 
     def _results(self, values: list[list[list[str]]], ahead: DeviceText) -> Source:
         """The functions of a kernel that stores by itself. What lies beyond y is computed from its first columns."""
@@ -632,7 +634,8 @@ class _Writer:
 
     def _put(self, dtype: DType, lanes: int, guarded: bool, put: str = "put") -> None:
         """The function that stores so many lanes."""
-        self.accesses[put] = intrinsic("ptx.memory.store", dtype, lanes, guarded, self.space)
+        rounds = (True,) if self.rounds and lanes > 1 else ()
+        self.accesses[put] = intrinsic("ptx.memory.store", dtype, lanes, guarded, self.space, *rounds)
 
     def _straight(self, address: str, results: list[str], dtype: DType, put: str = "put") -> list[str]:
         """Stores one row's results where their channels lie, by a function of this name."""

@@ -10,8 +10,9 @@ operand, so operands are swapped, and a stage has 64 bytes of weights beside 128
 
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
 them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
-kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most. All
-that is counted in bytes of K is the same for all of them.
+kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
+of a warpgroup alone while it multiplies the next stage (`Overlapped`). All that is counted in bytes of K is the same for all of
+them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
@@ -40,12 +41,13 @@ from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div, least
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
+from tccompile.ir.sparse import ROWS
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import LARGE, SWAPPED, TILES, Tile, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import SWAPPED, TALL, TILES, Tile, overlapping, resident, room_for, swapped_rows, tile
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -74,7 +76,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     if t.split > 1:
         return results.Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
     if t.boxed and t.swapped:
-        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params)
+        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params, t.blocks)
     if t.boxed:
         return results.Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
     return results.Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
@@ -114,7 +116,7 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
-    sum_up, staged = sums.summing(ring, product, results, t.added), t.staged * t.writers // t.teams
+    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
     @inline
@@ -176,9 +178,10 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // 64)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places)
-    producer, results = (Im2col if im2col else Tiled)(ring, a, b, t.places), _results(t, batch, params)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks))
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short)
+    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size)
+    results = _results(t, batch, params)
     produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
     consumers, split, exchange = t.consumers, t.split, t.exchange
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
@@ -301,9 +304,19 @@ class Hopper(OneWay):
         ]
         if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
+        if group_atom(*how.kinds).rough and how.steps > 1:
+            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         candidates = list(filter(self._takes(way, program), candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] not in LARGE[c["bn"]]]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] != 192 and "overlaps" not in c]
+        tall = [{"bm": bm, "bn": bn, "split": 1, "swapped": True} for bn, every in TALL.items() for bm in every]
+        whole_groups = ceil_div(problem.stored, ROWS) % 2 == 0  # places are there for so many rows of weights
+        added = epilogue.loads_by_row(way, program)
+        halved += [
+            c
+            for c in tall
+            if whole_groups and not added and takes(c["bm"]) and room(c["bn"], c["bm"]) and c["bm"] <= problem.rows
+        ]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
@@ -406,6 +419,8 @@ class Hopper(OneWay):
                 sparse=t.sparse,
                 **({"teams": t.teams} if t.teams > 1 else {}),
                 **({"eights": True} if t.eights else {}),
+                **({"overlaps": True} if t.overlaps else {}),
+                **({"short": t.short} if t.short else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -419,7 +434,8 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        t = Tile(**chosen, added=added, teams=params.get("teams", 1), eights=params.get("eights", False))
+        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short") if name in params}
+        t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
@@ -451,8 +467,8 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
-        return tile(config, arch, how.steps, False, kinds=how.kinds)
-    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
+        return replace(tile(config, arch, how.steps, False, kinds=how.kinds), short=how.short)
+    t = replace(tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size), short=how.short)
     whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
     eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
     return replace(t, eights=True) if eights else t

@@ -16,7 +16,7 @@ from tccompile.kernels.codegen import divider
 from tccompile.kernels.gemm_sm90_tile import Tile
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.maps import may_move, unmapped
-from tccompile.kernels.parts.operands import BLOCK, ROW, UNIT
+from tccompile.kernels.parts.operands import BLOCK, ROW, STEP, UNIT
 from tccompile.kernels.parts.staging import BYTES, RESULT
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.remembered import remembered
@@ -40,6 +40,8 @@ class Copies:
     depth     elements of K that the kernel goes through, by im2col a multiple of the box's row
     chunk     elements of a box's row; B's are `whole` beside an im2col map
     geometry  what the code needs to walk through A, in the order of its parameters
+    short     bytes of K that the first stage counts, if the others end with K, in a kernel that has all of it: rows of boxes that
+              reach beyond the tensor come slowly; else 0
     places    of 2:4 weights: an array of (PIECE, pieces along K, 64 columns); b is then one of their values, and all other
               numbers count the zeros, too
     """
@@ -52,6 +54,7 @@ class Copies:
     chunk: int
     geometry: tuple[int, ...]
     places: TiledMap | None = None
+    short: int = 0
 
     @property
     def size(self) -> int:
@@ -113,7 +116,7 @@ def _ordered(b: TiledMap, t: Tile) -> TiledMap:
 def _paired(m: TiledMap) -> TiledMap:
     """The map of an array's (k, columns, one batch) in boxes with an order of their own: see `Operand.paired`."""
     (depth, columns, _), step, (row, extent, _) = m.extents, m.strides[0], m.box
-    extents, strides = (depth, PAIRED // 2, 2, columns // PAIRED), (2 * step, step, PAIRED * step)
+    extents, strides = (depth, min(columns, PAIRED) // 2, 2, ceil_div(columns, PAIRED)), (2 * step, step, PAIRED * step)
     return replace(m, extents=extents, strides=strides, box=(row, PAIRED // 2, 2, extent // PAIRED), steps=(1, 1, 1, 1))
 
 
@@ -190,7 +193,7 @@ def compressed(problem: Problem, program: Program, form: Sparse) -> Copies | str
     b = TiledMap(values.name, 0, (values.shape[1], values.shape[0], 1), steps, (), (1, 1, 1))
     of_places = TiledMap(places.name, 0, places.shape[::-1], (PIECE, PIECE * places.shape[1]), (), (1, 1, 1))
     found = _by_im2col(problem, b, whole) if dense.im2col else replace(dense, b=b)
-    return found if isinstance(found, str) else replace(found, places=of_places)
+    return found if isinstance(found, str) else replace(found, places=of_places, short=0)
 
 
 def _kinds(problem: Problem) -> tuple[str, str]:
@@ -208,7 +211,20 @@ def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
     whole = ROW // size
     narrow = whole // 2 if channels > whole // 4 else whole // 4
     chunk = whole if problem.k_major != (True, True) or channels > whole // 2 else narrow
-    return Copies(a, b, problem.k_major, _kinds(problem), channels, chunk, (int(problem.w_batch[level] > 0),))
+    found = Copies(a, b, problem.k_major, _kinds(problem), channels, chunk, (int(problem.w_batch[level] > 0),))
+    return _ending_with_k(found, problem)
+
+
+def _ending_with_k(how: Copies, problem: Problem) -> Copies:
+    """The same with a short first stage, where rows of the last one would reach beyond K: of numbers of 8 bits, of which 128
+    bytes hold more, so that this is so more often. Padding counts as K, since it comes as fast, and is 0."""
+    depth = problem.padded
+    if how.size > 1 or how.k_major != (True, True) or not isinstance(depth, int):
+        return how
+    assert isinstance(how.a, TiledMap)
+    a, b = (replace(m, extents=(depth, *m.extents[1:])) for m in (how.a, how.b))
+    rows = depth % STEP == 0 and how.chunk == how.whole < depth  # others are as slow wherever they begin
+    return replace(how, a=a, b=b, short=depth % how.whole if rows else 0)
 
 
 def _by_im2col(problem: Problem, b: TiledMap, filled: int = 0) -> Copies | str:
@@ -267,11 +283,11 @@ class Boxed:
 
 def turned_results(op: Op, program: Program, problem: Problem, how: Copies) -> Boxed | None:
     """How results go to y in boxes where operands are swapped, or None: where results have 16 bits, or are bytes of whole groups
-    of channels, and what is added to them is taken as floats."""
+    of channels or of one with some pairs, and what is added to them is taken as floats."""
     boxed = boxed_results(op, program, problem, 1)
     if boxed is None or boxed.size == RESULT:
         return boxed
-    whole = problem.columns % PAIRED == 0 and problem.batches == 1 and how.k_major[1]
+    whole = problem.columns % (PAIRED if problem.columns > PAIRED else 2) == 0 and problem.batches == 1 and how.k_major[1]
     form = boxed.epilogue.form
     return boxed if whole and epilogue.adds_floats(form) else None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
+from tccompile.kernels.parts.operands import STEP
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
@@ -63,9 +64,11 @@ def time_us(
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    if how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2):
-        row_a *= own.strided
+    strided = how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2)
+    row_a *= own.strided if strided else 1.0
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
+    if how.size == 1 and how.im2col and how.chunk <= STEP:
+        copying *= own.narrow_gathering
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
@@ -81,16 +84,18 @@ def time_us(
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
     if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
-        step += own.rough_us * max(0.0, 1 - multiplying * together / 512)
+        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
-    beyond = not how.im2col and how.k_major == (True, True) and problem.padded % how.chunk > 0
-    few = how.size == 1 and 2 * (problem.padded % how.chunk) < how.chunk
+    rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
+    beyond = not how.im2col and how.k_major == (True, True) and rest > 0
+    few = how.size == 1 and 2 * rest < how.chunk
     row = own.few_cycles if few else own.beyond_cycles
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
     early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
-    inside = 1.0 if t.swapped else min(1.0, problem.rows / t.bm)  # of a tile's rows
+    # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
+    inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
@@ -98,7 +103,7 @@ def time_us(
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
-    return waves * (summing + storing) - early * step
+    return waves * (summing + storing + own.strided_us * strided) - early * step
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:

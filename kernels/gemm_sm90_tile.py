@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -24,7 +24,11 @@ SWAPPED = {
 """With swapped operands, columns of a tile → rows: those of 7², 14² and 28² images fill 56, 200 and 112 of them. 20 other sizes,
 left out, were the fastest by more than 2 % in 11 of 420 measurements on an H200, and by 0.2 % in the mean."""
 
-LARGE = {64: (), 128: (176, 192)}
+TALL = {256: (176, 192, 200)}
+"""The same for 2:4 weights whose sums a thread has once: a warpgroup has two blocks of 64 columns. For each block wgmma reads the
+activations again, which takes shared memory as long as the products take Tensor Cores, so what else that has to do counts."""
+
+LARGE = {64: (), 128: (176, 192, 208)}
 """Rows beside those where each thread has its sums twice, so that 256 find no room. 8192³ in E4M3 takes 683 µs on an H200 with
 192 rows, 718 with 200, and 738 with 128. Not for 2:4 weights, beside which results leave in pieces, of which these have many:
 4096³ in E4M3 takes 90.5 µs on an H100 with 200 rows, 98.3 with 192 and 107.7 with 176."""
@@ -32,14 +36,24 @@ LARGE = {64: (), 128: (176, 192)}
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
-MOST_SUMS = {64: 192, 128: 200, 192: 128}
+MOST_SUMS = {64: 192, 128: 208, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
+
+MOST_OVERLAPPING = 112
+"""The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
+multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
+
+
+def overlapping(config: Mapping[str, Any]) -> bool:
+    """Whether a tile's sums may overlap; blocks of a cluster share one, and so have little to multiply."""
+    rows, columns = (config["bn"], config["bm"]) if config.get("swapped") else (config["bm"], config["bn"])
+    return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
 
 
 def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
     """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
     rough = group_atom(*kinds).rough
-    return lambda rows, columns: not rough or columns <= MOST_SUMS[rows]
+    return lambda rows, columns: not rough or columns <= MOST_SUMS.get(rows, 0)
 
 
 def swapped_rows(columns: int, kinds: tuple[str, str]) -> tuple[int, ...]:
@@ -57,6 +71,8 @@ class Tile:
     kinds    PTX's types of the operands' elements
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
+    overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
+    short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     """
 
@@ -72,6 +88,8 @@ class Tile:
     sparse: bool = False
     teams: int = 1
     eights: bool = False
+    overlaps: bool = False
+    short: int = 0
 
     @property
     def atom(self) -> Atom:
@@ -86,7 +104,12 @@ class Tile:
     @property
     def consumers(self) -> int:
         """Threads that multiply."""
-        return 2 * self.product[0] * self.teams
+        return 2 * self.product[0] * self.teams // self.blocks
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows of the product that a warpgroup has."""
+        return 2 if self.product[0] == 256 else 1
 
     @property
     def exchange(self) -> bool:
@@ -95,13 +118,14 @@ class Tile:
         A multiprocessor has 16384 registers for every fourth warp; one warp more than a multiple of four takes its share of them.
         """
         rows, columns = self.product
-        return rows == 192 or (rows == 128 and columns > 128) or self.teams > 1
+        return rows >= 192 or (rows == 128 and columns > 128) or self.teams > 1
 
     @property
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        return 40, (launched * self.threads // 128 - 40) // (self.consumers // 128) // 8 * 8
+        own = 24 if self.blocks > 1 or (self.atom.rough and self.product[1] > 200) else 40
+        return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
     @property
     def threads(self) -> int:
@@ -160,12 +184,18 @@ class Tile:
         there have to be more, some 64."""
         if not self.sparse or self.added:
             return self.bm
-        return next(n for n in (64, *range(self.span, 64 + self.span, self.span), self.bm) if self.bm % n == n % self.span == 0)
+        return next(self._pieces(self.span), self.bm)
+
+    def _pieces(self, span: int) -> Iterator[int]:
+        """What pieces may have: several spans, and not too many of them."""
+        return (n for n in (64, *range(span, 105, span)) if n >= 40 and self.bm % n == n % span == 0)
 
     @property
     def span(self) -> int:
         """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
-        return max(n for n in range(8, 57, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
+        if not self.swapped:
+            return min(self.columns, 32)
+        return max(n for n in range(8, 57, 8) if self.bm % n == 0 and (self.blocks == 1 or any(self._pieces(n))))
 
     @property
     def pitch(self) -> int:
@@ -175,7 +205,7 @@ class Tile:
     @property
     def writers(self) -> int:
         """How many have a place of their own to stage results in: warps of 16 rows, swapped warpgroups of 64 columns."""
-        return self.product[0] // (64 if self.swapped else 16) * self.teams
+        return self.product[0] // ((64 if self.swapped else 16) * self.blocks) * self.teams
 
     @property
     def ahead(self) -> int:
@@ -227,7 +257,8 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    return _fitting(Tile(*shape, boxed, added, kinds, result, *more), arch.smem_block)
+    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False))
+    return _fitting(most_of, arch.smem_block)
 
 
 @cache
@@ -244,7 +275,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    sums = t.product[1] // 2 * (2 if t.atom.rough else 1)
+    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.atom.rough else 1)
     registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

@@ -120,6 +120,7 @@ class _Plan:
 
     dims   extents and axes of the dimensions of the rows, outermost first; the lanes are the last one
     extent, padded  of the lanes' dimension
+    place  of a `Placed`
     """
 
     y: Tensor
@@ -127,6 +128,7 @@ class _Plan:
     loads: tuple[_Load, ...]
     dims: tuple[tuple[Extent, tuple[int, ...]], ...]
     padded: Extent
+    place: Index | None = None
 
     @property
     def lane(self) -> tuple[int, ...]:
@@ -162,7 +164,7 @@ def _plan(op: Op, program: Program) -> _Plan:
     if not dims:
         dims = [(1, ())]
     padded = dims[-1][0] if lane is None or len(dims[-1][1]) > 1 else y.padded[lane]
-    return _Plan(y, shape, loads, tuple(dims), padded)
+    return _Plan(y, shape, loads, tuple(dims), padded, op.place if isinstance(op, Placed) else None)
 
 
 def _aligned(tensor: Tensor, lanes: int, steps: list[Extent]) -> bool:
@@ -174,7 +176,7 @@ def _aligned(tensor: Tensor, lanes: int, steps: list[Extent]) -> bool:
 def _modes(plan: _Plan, lanes: int) -> tuple[str, list[str]]:
     """How y is stored, and how each load reads: see the module's text."""
     last = len(plan.dims) - 1
-    y_steps = [plan.stride(plan.y.strides, d) for d in range(last)]
+    y_steps = [plan.stride(plan.y.strides, d) for d in range(last)] + ([plan.y.strides[0]] if plan.place else [])
     vector = plan.stride(plan.y.strides, last) == 1 or plan.padded == 1
     whole = vector and divides(lanes, plan.padded) and _aligned(plan.y, lanes, y_steps)
     store = "vector" if whole else "strided" if divides(lanes, plan.padded) else "guarded"
@@ -313,6 +315,14 @@ def _lanes(plan: _Plan) -> list[int]:
     return [n for n in (8, 4, 2, 1) if n == 1 or _modes(plan, n)[0] == "vector"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placed(Pointwise):
+    """A Pointwise whose result is a row of a tensor along its first axis, `place`, which need not be known; in the program it is
+    the first one."""
+
+    place: Index
+
+
 class PointwiseKernel(TextKernel):
     """y = expr over views, in any layout and type."""
 
@@ -419,6 +429,9 @@ def _described(plan: _Plan, program: Program, expr: Expr, lanes: int) -> tuple[d
         "loads": tuple(loads),
         "expr": encode(expr),
     }
+    if plan.place is not None:
+        out.integer(plan.y.strides[0])
+        params["place"] = out.index(plan.place)
     return params, (*out.args, *scalars), total
 
 
@@ -457,7 +470,7 @@ Accesses = dict[str, Intrinsic]
 """The functions by which a text reads and writes memory, by the names that it calls them."""
 
 
-def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> KernelText:
+def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any, place: Any = None) -> KernelText:
     taken, out = Parameters(), Lines()
     expression = decode(expr)
     y_kind, store, y_used, mask = target
@@ -485,6 +498,7 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Kerne
         guarded = bool(ranges) or tail
         accesses[f"load{k}"] = intrinsic("ptx.memory.load", dtype, lanes if mode == "vector" else 1, guarded)
         described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
+    row = (taken.take(), _named_index(place, taken, accesses)) if place is not None else None
     out.scalars = taken.scalars(expression)
 
     thread = out.let(f"i32(cuda.blockIdx.x * {THREADS} + cuda.threadIdx.x)")
@@ -509,6 +523,8 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any) -> Kerne
         results.append(out.let(f"select({_lane(first, i)} < {extent}, {value}, {zero})") if mask else value)
     address, steps, step = y
     rows = [f" + i64({digits[d]}) * (i64({s}) * {y_type.size})" for d, s in zip(y_used, steps, strict=True)]
+    if row is not None:
+        rows.append(f" + i64({_index(out, row[1], digits)}) * (i64({row[0]}) * {y_type.size})")
     base = out.let(address + "".join(rows))
     if store == "vector":
         out.lines.append(f"put({base} + i64({first}) * {y_type.size}, {', '.join(results)})")

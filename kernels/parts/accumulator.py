@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.kernels.parts.operands import Operand, Places
+from tccompile.kernels.parts.operands import STEP, Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
@@ -25,25 +25,32 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
+    multiply_short(operands, slot)           the sums of a stage of which only the first `short` bytes of K count, as `multiply`
     sparse                                   whether the left operand is
 
+    short    if not 0: of an operand that is not sparse
     places   of a left operand that is sparse, which a thread has in registers while it is multiplied. Then there are instead
              load(operands, slot)                            those of a stage
              multiply(acc, operands, slot, k, first, own)    as above; `own`: the stage's
              wait_last(before, k), wait(before, k)           as above; `before`: those of a stage that is kept until then
              none()                                          in place of some that are kept
+    blocks   of 64 rows each that a warpgroup has one after the other, of such an operand: there are as many tuples then, in one
     """
 
     at_once = False
+    load: Any
+    none: Any
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
         super().__init__()
         of_right = right.steps[::2] if places else right.steps  # twice as much of K as there is of a sparse left operand
         steps, kinds = tuple(zip(left.steps, of_right, strict=True)), (left.kind, right.kind)
         sums, words = group_atom(*kinds).acc, places.words if places else 0
         multiplied = hw.multiply(right.extent, steps, (left.k_major, right.k_major), kinds, self.at_once and not words, words)
         left_half, right_half = hw.descriptor(*left.layout), hw.descriptor(*right.layout)
-        left_at, group_bytes, right_at = ring.first + left.at, left.group_bytes, ring.first + right.at
+        left_at, group_bytes, right_at = ring.first + left.at, blocks * left.group_bytes, ring.first + right.at
         stage_units = ring.stage_bytes >> 4
 
         @inline
@@ -60,13 +67,52 @@ class Accumulator(Part):
         self.zero, self.operands, self.multiply = hw.accumulators(right.extent, sums), operands, multiply
         self.sparse = places is not None
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
-        if places:
-            self._read_places(places, operands, multiplied, ring)
+        if short:
+            kind, zero = (left.k_major, right.k_major), self.zero
+            of_short = hw.multiply(right.extent, steps[: short // STEP], kind, kinds, self.at_once)
 
-    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring) -> None:
+            @inline
+            def multiply_short(operands, slot):
+                at = u64(slot * stage_units)
+                return of_short(zero(), operands[0] + at, operands[1] + at, i32(0))
+
+            self.multiply_short = multiply_short
+        if places:
+            self._read_places(places, operands, multiplied, ring, blocks)
+            if blocks > 1:
+                self._multiply_blocks(left.group_bytes >> 4, places)
+
+    def _multiply_blocks(self, units: int, places: Places) -> None:
+        """Take two blocks of a sparse left operand, `units` of 16 bytes apart."""
+        one, load, none, zero = self.multiply, self.load, self.none, self.zero
+        next_places = places.group_bytes
+
+        @inline
+        def zeros():
+            return zero(), zero()
+
+        @inline
+        def loads(operands, slot):
+            a, b, at = operands
+            return load(operands, slot), load((a, b, u32(at + next_places)), slot)
+
+        @inline
+        def multiply(acc, operands, slot, k, first, own):
+            a, b, at = operands
+            further = u64(a + u64(units)), b, at
+            return one(acc[0], operands, slot, k, first, own[0]), one(acc[1], further, slot, k, first, own[1])
+
+        @inline
+        def nones():
+            return none(), none()
+
+        self.zero, self.load, self.multiply, self.none = zeros, loads, multiply, nones
+        self.wait_last, self.wait = (hw.wgmma_wait_kept_twice(pending, places.words) for pending in (2, 0))
+
+    def _read_places(self, places: Places, dense: Any, multiplied: Any, ring: Ring, blocks: int) -> None:
         """Take the places of a sparse left operand from shared memory."""
         words = places.words
-        at, group_bytes, own_bytes = ring.first + places.at, places.group_bytes, 4 * words
+        at, group_bytes, own_bytes = ring.first + places.at, blocks * places.group_bytes, 4 * words
         load_words, stage_bytes, stage_units = hw.load_places(words), ring.stage_bytes, ring.stage_bytes >> 4
 
         @inline
@@ -106,8 +152,10 @@ class Promoted(Accumulator):
 
     at_once = True
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> None:
-        super().__init__(left, right, ring, places)
+    def __init__(
+        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+    ) -> None:
+        super().__init__(left, right, ring, places, blocks, short)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
         self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
         if places:
@@ -124,9 +172,41 @@ class Promoted(Accumulator):
         self.multiply, self.wait_last, self.wait = multiply, there, there
 
 
-def accumulator(left: Operand, right: Operand, ring: Ring, places: Places | None = None) -> Accumulator:
-    """What holds the sums of two operands' product; `places`: of a left one that is sparse."""
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places)
+class Overlapped(Accumulator):
+    """The same where a stage's sums are added to the others while the next one's are made, in three times the registers: for a
+    warpgroup that others leave alone. Whoever multiplies asks for
+
+    begin(operands, slot)   the sums of a stage, which are made from here on
+    add_before(acc, part)   those of the stage before the one begun last, with the others
+    add_last(acc, part)     those of the stage begun last
+    """
+
+    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0) -> None:
+        super().__init__(left, right, ring, short=short)
+        nothing, of_stage = self.zero, self.multiply
+
+        @inline
+        def begin(operands, slot):
+            return of_stage(nothing(), operands, slot, i32(0), i32(0))
+
+        self.zero, self.begin = mma.zeros(right.extent // 2), begin
+        self.add_before, self.add_last = hw.add_made(right.extent, 1), hw.add_made(right.extent, 0)
+
+
+def accumulator(
+    left: Operand,
+    right: Operand,
+    ring: Ring,
+    places: Places | None = None,
+    blocks: int = 1,
+    overlaps: bool = False,
+    short: int = 0,
+) -> Accumulator:
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `overlaps`: whether rough
+    sums are `Overlapped`; `short`: bytes of K that count in the first stage, if not all."""
+    if overlaps:
+        return Overlapped(left, right, ring, short)
+    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks, short)
 
 
 class BlocksAccumulator(Part):

@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any
 
 from tccompile.kernels.ptx.atoms import Atom
-from tccompile.kernels.ptx.core import f32, i32, intrinsic, ir, packed, since, types, u32, unpacked, void
-from tccompile.kernels.ptx.memory import WITH_FLOAT8
-from tccompile.kernels.ptx.mma import SUMS, Kinds, along_k, asm
+from tccompile.kernels.ptx.core import f32, i32, intrinsic, ir, packed, types, u32, unpacked, void
+from tccompile.kernels.ptx.mma import SUMS, Kinds, along_k, asm, widened
 
 I32, F32 = ir.IntType(32), ir.FloatType()
 
@@ -84,27 +83,10 @@ def chunks_of(builder: ir.IRBuilder, fragments: Fragments, address: Any, offset:
     return unpacked(builder, asm(builder, text, "=r,=r,=r,=r,r,~{memory}", words, [address], True), 4)
 
 
-WIDEN = {
-    "e5m2": "{ .reg .b32 t; shl.b32 t, $2, 8; and.b32 $0, t, 0xff00ff00; and.b32 $1, $2, 0xff00ff00; }",
-    "e4m3": "{ .reg .b32 m, n, s; mov.b32 s, 0x5c005c00;"
-    " and.b32 m, $2, 0x007f007f; shl.b32 m, m, 7; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
-    " and.b32 n, $2, 0x00800080; shl.b32 n, n, 8; or.b32 m, m, n; mul.rn.f16x2 $0, m, s;"
-    " and.b32 m, $2, 0x7f007f00; shr.u32 m, m, 1; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
-    " and.b32 n, $2, 0x80008000; or.b32 m, m, n; mul.rn.f16x2 $1, m, s; }",
-}
-"""A word of four floats of 8 bits as two of halves, numbers 0 and 2, then 1 and 3. One of e5m2 is the upper byte of a half. Where
-e4m3's digits lie in a half they mean 2^-8 times as much, but for the last ones, which get the exponent of NaN. From sm_89 on
-instructions convert numbers 0 and 1, then 2 and 3."""
-
-
 def _widened(builder: ir.IRBuilder, kind: str, words: list, of_a: bool) -> list:
     """A block's words of floats of 8 bits as twice as many of halves, as instructions take them. K is in another order then, the
     same for both operands."""
-    both = ir.LiteralStructType([I32] * 2)
-    text = WIDEN[kind]
-    if since(WITH_FLOAT8):
-        text = f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, $2; cvt.rn.f16x2.{kind}x2 $0, l; cvt.rn.f16x2.{kind}x2 $1, h; }}"
-    pairs = [unpacked(builder, asm(builder, text, "=&r,=r,r", both, [w], False), 2) for w in words]
+    pairs = [widened(builder, kind, w) for w in words]
     if of_a:  # of 8 rows and of the 8 below
         return [pair[k] for i in range(0, len(pairs), 2) for k in range(2) for pair in pairs[i : i + 2]]
     return [word for pair in pairs for word in pair]

@@ -115,14 +115,22 @@ class Producer(Part):
 
 
 class Tiled(Producer):
-    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0)."""
+    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0).
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None) -> None:
+    short  elements of K that the first stage counts, behind which the second one begins; or 0 for all
+    """
+
+    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: int = 0) -> None:
         copy_a, rows, depth = boxes(a), a.extent, a.depth
+        back = depth - short if short else 0
+
+        @inline
+        def begin(k):
+            return max(i32(k * depth - back), i32(0)) if back else i32(k * depth)
 
         @inline
         def weights_at(k, geometry):
-            return i32(k * depth)
+            return begin(k)
 
         @inline
         def weights_batch(batch, geometry):
@@ -141,8 +149,8 @@ class Tiled(Producer):
                 target = ring.target(buffers, slot)
                 if k >= asked:
                     ring.acquire(buffers, slot, parity)
-                    ask(maps[1], target, i32(k * depth), column, batch, geometry)
-                copy_a(maps[0], target, i32(k * depth), m, batch)
+                    ask(maps[1], target, begin(k), column, batch, geometry)
+                copy_a(maps[0], target, begin(k), m, batch)
                 slot, parity = ring.advance(slot, parity)
                 k = i32(k + 1)
             return slot, parity

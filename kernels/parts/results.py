@@ -544,11 +544,12 @@ class Turned(Results):
     which a warp has 16 numbers in every row; or into boxes of a piece of the rows each, which take places in turn. Results are
     halves, of which a lane has columns c and c + 8, or bytes, of which it has neighbours: `Operand.paired`.
 
-    shape  rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
+    shape   rows and columns of the tile; span, rows that are taken from the accumulators at once; piece, rows of a box
+    blocks  of 64 columns that a warpgroup has, one after the other
     `turn` is the parity of its barrier's phase, where something is added.
     """
 
-    def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params) -> None:
+    def __init__(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, params: Params, blocks: int = 1) -> None:
         added = staging.landed is not None
         maps = 1 + added
         line = staging.result * 64
@@ -606,13 +607,71 @@ class Turned(Results):
             self.init, self.ask = landing(bn // 64, landed), ask
         if piece < bm:
             self.finish = _finish_in_pieces(shape, span, piece, staging, (put_span, take))
+        if blocks > 1:
+            self._take_blocks(shape, span, piece, staging, (put_span, take))
+
+    def _take_blocks(self, shape: tuple[int, int], span: int, piece: int, staging: Staging, how: tuple[Any, Any]) -> None:
+        """Two blocks of a warpgroup. What the epilogue reads for their columns is read when they leave: while products are made
+        there are no registers for it."""
+        assert piece < shape[0], "two blocks leave in pieces"
+        one, first, second = self.keep, *(_finish_in_pieces(shape, span, piece, staging, how, (i, 2)) for i in range(2))
+        bn = shape[1]
+
+        @inline
+        def keep(c, e):
+            return ()
+
+        @inline
+        def finish(acc, read, thread, tile, turn, e):
+            _, warp, lane, _, _ = thread
+            c = i32(tile[3] * bn + (warp >> 2) * 128 + (warp & 3) * 16 + (lane >> 2))
+            first(acc[0], one(c, e), thread, tile, turn, e)
+            return second(acc[1], one(i32(c + 64), e), thread, tile, turn, e)
+
+        self.keep, self.finish = keep, finish
 
 
-def _finish_in_pieces(shape: tuple[int, int], span: int, piece: int, staging: Staging, how: tuple[Any, Any]) -> Any:
-    """`finish` of `Turned` where a warpgroup's results leave in several boxes."""
+def _finish_in_pieces(
+    shape: tuple[int, int], span: int, piece: int, staging: Staging, how: tuple[Any, Any], block: tuple[int, int] = (0, 1)
+) -> Any:
+    """`finish` of `Turned` where a warpgroup's results leave in several boxes; block: which of so many of a warpgroup."""
     (bm, bn), at_results, each, (put_span, take) = shape, staging.at, staging.each, how
     box, parts = 128 * piece, piece // span
+    number_of_block, blocks = block
     places, boxes_read, others_read = each // box, hw.boxes_read(0), hw.boxes_read(each // box - 1)
+
+    def place_of(k: int) -> int:
+        return (number_of_block * (bm // piece) + k) % places
+
+    def put_part(k: int, part: int) -> Any:
+        """Some rows of a piece, whose sums are known here."""
+        number, further = k * parts + part, place_of(k) * box + part * (span * 128)
+
+        @inline
+        def put(acc, read, at, c, e):
+            put_span(take(acc, i32(number)), read, u32(at + further), c, e)
+
+        return put
+
+    def put_piece(k: int) -> Any:
+        put_all, offset = _one_by_one([put_part(k, part) for part in range(parts)]), place_of(k) * box
+
+        @inline
+        def piece_of(acc, read, at, c, e):
+            first, lanes, group, leads, column, m, batch = at
+            own = u32(first + offset)
+            if leads:
+                others_read()
+            hw.sync_group(i32(group + 1))
+            put_all(acc, read, u32(first + lanes), c, e[1:])
+            hw.fence_copies()
+            hw.sync_group(i32(group + 1))
+            if leads:
+                hw.store_box(e[0], own, column, i32(m + k * piece), batch)
+
+        return piece_of
+
+    put_pieces = _one_by_one([put_piece(k) for k in range(bm // piece)])
 
     @inline
     def finish(acc, read, thread, tile, turn, e):
@@ -622,23 +681,29 @@ def _finish_in_pieces(shape: tuple[int, int], span: int, piece: int, staging: St
         group, leads = i32(warp >> 2), (warp & 3) == 0 and lane == 0
         first = u32(base + at_results + group * each)
         lanes = ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16)
-        c = i32(n + warp * 16 + (lane >> 2))
-        if leads:  # those of the tile before
+        block = i32(group * blocks + number_of_block)
+        c = i32(n + block * 64 + (warp & 3) * 16 + (lane >> 2)) if blocks > 1 else i32(n + warp * 16 + (lane >> 2))
+        if leads and number_of_block == 0:  # those of the tile before
             boxes_read()
-        for k in range(bm // piece):
-            own = u32(first + (k % places) * box)
-            if leads:
-                others_read()
-            hw.sync_group(i32(group + 1))
-            for part in range(parts):
-                put_span(take(acc, i32(k * parts + part)), read, u32(own + lanes + part * (span * 128)), c, e[1:])
-            hw.fence_copies()
-            hw.sync_group(i32(group + 1))
-            if leads:
-                hw.store_box(e[0], own, i32(n + group * 64), i32(m + k * piece), number)
+        put_pieces(acc, read, (first, lanes, group, leads, i32(n + block * 64), m, number), c, e)
         return i32(turn ^ 1)
 
     return finish
+
+
+def _one_by_one(steps: Sequence[Any]) -> Any:
+    """The device function that calls all of these of (acc, read, at, c, e), without a loop, so that it is known which sums each
+    takes."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], _one_by_one(steps[1:])
+
+    @inline
+    def every(acc, read, at, c, e):
+        first(acc, read, at, c, e)
+        rest(acc, read, at, c, e)
+
+    return every
 
 
 @inline

@@ -12,21 +12,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from tccompile.kernels.parts.accumulator import Accumulator, Promoted
+from tccompile.kernels.parts.accumulator import Accumulator, Overlapped, Promoted
 from tccompile.kernels.parts.results import Results
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx.core import i32, inline
 
 
-def summing(ring: Ring, product: Accumulator, results: Results, added: bool) -> Any:
-    """The one for what is multiplied; `added`: whether something is added to the results, which is asked for meanwhile."""
+def summing(ring: Ring, product: Accumulator, results: Results, added: bool, short: bool = False) -> Any:
+    """The one for what is multiplied; `added`: whether something is added to the results, which is asked for meanwhile; `short`:
+    whether the first stage counts in part."""
+    if isinstance(product, Overlapped):
+        return _overlapped(ring, product, results, added, short)
     if not product.sparse:
-        return _dense(ring, product, results, added)
+        return _dense(ring, product, results, added, short)
     return (_sparse_rough if isinstance(product, Promoted) else _sparse)(ring, product, results, added)
 
 
-def _dense(ring: Any, product: Any, results: Any, added: bool) -> Any:
+def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
     at_once = product.at_once
+    multiply_short = product.multiply_short if short else None
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
@@ -34,6 +38,16 @@ def _dense(ring: Any, product: Any, results: Any, added: bool) -> Any:
         first, end = share
         acc = product.zero()
         before, k = ring.none(buffers), first
+        if short:
+            ring.wait(buffers, slot, parity)
+            acc = multiply_short(operands, slot)
+            if added and not results.early:
+                results.ask(thread, tile, i32(0), e)
+            before = ring.hold(buffers, slot)
+            if at_once and tid & 127 == 0:
+                ring.release(before)
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
         while k < end:
             ring.wait(buffers, slot, parity)
             acc = product.multiply(acc, operands, slot, k, first)
@@ -51,6 +65,53 @@ def _dense(ring: Any, product: Any, results: Any, added: bool) -> Any:
         product.wait()
         if not at_once and tid & 127 == 0:
             ring.release(before)
+        return acc, slot, parity
+
+    return sum_up
+
+
+def _overlapped(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
+    """Of rough sums: those of two stages are in registers, in turn. One is added to the others while the next is made."""
+    begin_first = product.multiply_short if short else product.begin
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads = thread[3] & 127 == 0
+        k, end = share
+        ring.wait(buffers, slot, parity)
+        acc, even, before = product.zero(), begin_first(operands, slot), ring.hold(buffers, slot)
+        slot, parity = ring.advance(slot, parity)
+        if added and not results.early:
+            results.ask(thread, tile, i32(0), e)
+        k = i32(k + 2)
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            odd, held = product.begin(operands, slot), ring.hold(buffers, slot)
+            acc = product.add_before(acc, even)
+            if leads:
+                ring.release(before)
+            slot, parity = ring.advance(slot, parity)
+            ring.wait(buffers, slot, parity)
+            even, before = product.begin(operands, slot), ring.hold(buffers, slot)
+            acc = product.add_before(acc, odd)
+            if leads:
+                ring.release(held)
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 2)
+        if k == end:
+            ring.wait(buffers, slot, parity)
+            odd, held = product.begin(operands, slot), ring.hold(buffers, slot)
+            acc = product.add_before(acc, even)
+            if leads:
+                ring.release(before)
+            slot, parity = ring.advance(slot, parity)
+            acc = product.add_last(acc, odd)
+            if leads:
+                ring.release(held)
+        else:
+            acc = product.add_last(acc, even)
+            if leads:
+                ring.release(before)
         return acc, slot, parity
 
     return sum_up

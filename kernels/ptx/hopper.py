@@ -402,6 +402,23 @@ def wgmma_wait_kept(pending: int, words: int) -> Any:
 
 
 @cache
+def wgmma_wait_kept_twice(pending: int, words: int) -> Any:
+    """The same with the places of two products."""
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *_kept([f"${i}" for i in range(2 * words)], f"${2 * words}")]
+    wait = instruction(f"{{ {' '.join(lines)} }}", void, *[u32] * (2 * words), i32)
+
+    @inline
+    def wait_one(places, number):
+        wait(places[0][0], places[1][0], number)
+
+    @inline
+    def wait_two(places, number):
+        wait(places[0][0], places[0][1], places[1][0], places[1][1], number)
+
+    return wait_one if words == 1 else wait_two
+
+
+@cache
 def load_places(words: int) -> Any:
     """The device function address → a tuple of so many words, 1 or 2, that lie there in shared memory."""
     if words == 1:
@@ -425,6 +442,27 @@ def add(n: int) -> Any:
         def codegen(context, builder, sig, args):
             pairs = zip(*(unpacked(builder, a, n // 2) for a in args), strict=True)
             return packed(builder, [builder.fadd(a, b) for a, b in pairs])
+
+        return kind(kind, kind), codegen
+
+    return added
+
+
+@cache
+def add_made(n: int, pending: int) -> Any:
+    """The device function (acc, part): the same of a part that wgmma makes, when all but the `pending` groups that were committed
+    last are done. It waits for them by itself, as the compiler would add before."""
+    kind, count = types.Tuple((f32,) * (n // 2)), n // 2
+    lines = [f"wgmma.wait_group.sync.aligned {pending};", *(f"add.f32 ${i}, ${i}, ${count + i};" for i in range(count))]
+    constraints = ",".join([*["=f"] * count, *["f"] * count, *map(str, range(count)), "~{memory}"])
+
+    @intrinsic
+    def added(typingctx, acc, part):
+        def codegen(context, builder, sig, args):
+            sums, own = (unpacked(builder, a, count) for a in args)
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [v.type for v in (*own, *sums)])
+            done = builder.call(ir.InlineAsm(function, " ".join(lines), constraints, side_effect=True), [*own, *sums])
+            return packed(builder, unpacked(builder, done, count))
 
         return kind(kind, kind), codegen
 

@@ -24,6 +24,9 @@ SPACES = ("global", "global.nc", "global.cg", "global.cs", "shared")
 """State spaces: an address in shared memory is 32 bits, one in global memory 64. cg: what other blocks write, from L2; cs: what
 nobody asks for soon, the first to be given up by the caches."""
 
+PACKED = (7, 2)
+"""The compute capability from which on an instruction saturates two integers to bytes, and packs them."""
+
 WITH_FLOAT8 = (8, 9)
 """The first generation that converts floats of 8 bits."""
 
@@ -263,14 +266,18 @@ def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[i
 @cache
 def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False) -> Any:
     """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before. Floats of 8 bits
-    saturate; and so do bytes, two or four of them, that are given as float32 with `rounds`, from sm_72 on."""
+    saturate; and so do bytes, two of them or more, that are given as float32 with `rounds`."""
     value = f32 if dtype.is_float or rounds else i64
     params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
-    return instruction(_made(dtype, lambda: _store(dtype, n, guarded, space, rounds)), void, *params)
+
+    def text() -> str:
+        return _store(dtype, n, guarded, space, rounds)
+
+    return instruction(text if rounds else _made(dtype, text), void, *params)
 
 
 def _store(dtype: DType, n: int, guarded: bool, space: str, rounds: bool) -> str:
-    body = []
+    body, join = [], pack if not rounds else pack_rounded if since(PACKED) else _pack_clamped
     for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
         vector, source = _braces(names)
@@ -279,7 +286,7 @@ def _store(dtype: DType, n: int, guarded: bool, space: str, rounds: bool) -> str
         for k, name in enumerate(names):
             first = at // dtype.size + k * per_word
             values = [f"${1 + first + j}" for j in range(per_word)]
-            body += pack_rounded(dtype, name, values) if rounds else pack(dtype, name, values)
+            body += join(dtype, name, values)
         kind = f"b{8 * word}" if word > 1 else "u8"
         body.append(f"{'@p ' if guarded else ''}st.{space}{vector}.{kind} [$0+{at}], {source};")
     return _block(body, f"${n + 1}" if guarded else "")
@@ -383,12 +390,22 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
 
 
 def pack_rounded(dtype: DType, word: str, values: list[str]) -> list[str]:
-    """The same of two or four float32, rounded to integers and saturated to bytes: one instruction for two of them."""
+    """The same of two or four float32, rounded to integers and saturated to bytes: from sm_72 on one instruction for two."""
     fields, whole = [f"{word}f{j}" for j in range(len(values))], f"{word}w"
     lines = [f".reg .b32 {', '.join([*fields, whole])};", f"mov.b32 {whole}, 0;"]
     lines += [f"cvt.rni.s32.f32 {f}, {v};" for f, v in zip(fields, values, strict=True)]
     how = f"cvt.pack.sat.{dtype.value[0].replace('i', 's')}8.s32.b32"
     lines += [f"{how} {whole}, {fields[j + 1]}, {fields[j]}, {whole};" for j in range(len(values) - 2, -1, -2)]
+    return [*lines, f"cvt.u16.u32 {word}, {whole};" if len(values) == 2 else f"mov.b32 {word}, {whole};"]
+
+
+def _pack_clamped(dtype: DType, word: str, values: list[str]) -> list[str]:
+    """The same before."""
+    fields, whole = [f"{word}f{j}" for j in range(len(values))], f"{word}w"
+    lines = [f".reg .b32 {', '.join([*fields, whole])};", f"mov.b32 {whole}, 0;"]
+    for j, (f, v) in enumerate(zip(fields, values, strict=True)):
+        lines += [f"cvt.rni.s32.f32 {f}, {v};", f"max.s32 {f}, {f}, {int(dtype.lowest)};"]
+        lines += [f"min.s32 {f}, {f}, {int(dtype.largest)};", f"bfi.b32 {whole}, {f}, {whole}, {8 * j}, 8;"]
     return [*lines, f"cvt.u16.u32 {word}, {whole};" if len(values) == 2 else f"mov.b32 {word}, {whole};"]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from tccompile.ir.types import DType
 from tccompile.kernels.ptx.atoms import ATOMS, Atom
-from tccompile.kernels.ptx.core import f32, i32, instruction, intrinsic, ir, packed, types, u32, u64, unpacked, void
+from tccompile.kernels.ptx.core import f32, i32, instruction, intrinsic, ir, packed, since, types, u32, u64, unpacked, void
+from tccompile.kernels.ptx.memory import WITH_FLOAT8
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -73,6 +74,42 @@ halves = instruction(
     "{ .reg .b16 l, h; cvt.rn.f16.f32 l, $1; cvt.rn.f16.f32 h, $2; mov.b32 $0, {l, h}; }", u32, f32, f32, pure=True
 )
 """Two float32 rounded to a word of halves, the first in its lower half."""
+
+WIDEN = {
+    "e5m2": "{ .reg .b32 t; shl.b32 t, $2, 8; and.b32 $0, t, 0xff00ff00; and.b32 $1, $2, 0xff00ff00; }",
+    "e4m3": "{ .reg .b32 m, n, s; mov.b32 s, 0x5c005c00;"
+    " and.b32 m, $2, 0x007f007f; shl.b32 m, m, 7; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
+    " and.b32 n, $2, 0x00800080; shl.b32 n, n, 8; or.b32 m, m, n; mul.rn.f16x2 $0, m, s;"
+    " and.b32 m, $2, 0x7f007f00; shr.u32 m, m, 1; add.u32 n, m, 0x00800080; and.b32 n, n, 0x40004000; or.b32 m, m, n;"
+    " and.b32 n, $2, 0x80008000; or.b32 m, m, n; mul.rn.f16x2 $1, m, s; }",
+}
+"""A word of four floats of 8 bits as two of halves, numbers 0 and 2, then 1 and 3. One of e5m2 is the upper byte of a half. Where
+e4m3's digits lie in a half they mean 2^-8 times as much, but for the last ones, which get the exponent of NaN. From sm_89 on
+instructions convert numbers 0 and 1, then 2 and 3."""
+
+
+def widened(builder: ir.IRBuilder, kind: str, word: Any) -> list:
+    """The two words of halves that one of four floats of 8 bits becomes."""
+    text = WIDEN[kind]
+    if since(WITH_FLOAT8):
+        text = f"{{ .reg .b16 l, h; mov.b32 {{l, h}}, $2; cvt.rn.f16x2.{kind}x2 $0, l; cvt.rn.f16x2.{kind}x2 $1, h; }}"
+    return unpacked(builder, asm(builder, text, "=&r,=r,r", ir.LiteralStructType([I32] * 2), [word], False), 2)
+
+
+@cache
+def widen(kind: str) -> Any:
+    """The device function word → two words: see `WIDEN`."""
+    ty = types.UniTuple(u32, 2)
+
+    @intrinsic
+    def both(typingctx, word):
+        def codegen(context, builder, sig, args):
+            return packed(builder, widened(builder, kind, args[0]))
+
+        return ty(u32), codegen
+
+    return both
+
 
 divide = instruction("div.u32 $0, $1, $2;", i32, i32, i32, pure=True)
 """Numbers that are not negative."""

@@ -1,7 +1,8 @@
-"""What a warp does in kernels/conv_patch.py: fragments of mma.sync from quads of 4 halves in shared memory.
+"""What a warp does in kernels/conv_patch.py: fragments of mma.sync from quads of 4 halves, or 8 integers of 8 bits, in shared
+memory.
 
-Lane (g, t) of 8 × 4 has of every 4 quads of K quad t, of pixels g and g + 8, and of column g: its first two halves are the
-fragment's first half of K, the others the second (PTX ISA, "Matrix Fragments for mma.m16n8k16"), for both operands alike.
+Lane (g, t) of 8 × 4 has of every 4 quads of K quad t, of pixels g and g + 8, and of column g: its first word is the fragment's
+first half of K, the other the second (PTX ISA, "Matrix Fragments for mma.m16n8k16", and for m16n8k32), for both operands alike.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from tccompile.kernels.ptx.atoms import Atom
-from tccompile.kernels.ptx.core import cuda, f32, i32, inline, intrinsic, ir, packed, types, u32, unpacked
-from tccompile.kernels.ptx.mma import along_k, shared_address
+from tccompile.kernels.ptx.core import cuda, i32, inline, intrinsic, ir, packed, types, u32, unpacked
+from tccompile.kernels.ptx.mma import SUMS, Kinds, along_k, shared_address
 
 I32 = ir.IntType(32)
 
@@ -107,14 +108,19 @@ def keep(words: int) -> Any:
 
 
 @cache
-def multiply(atom: Atom, mi: int, groups: int, blocks: int) -> Any:
-    """The device function acc, pixels, weights → acc plus the products of one step of 4 quads of K, by mma.m16n8k16 or m16n8k8.
+def multiply(atom: Atom, mi: int, groups: int, blocks: int, kinds: Kinds = (None, None)) -> Any:
+    """The device function acc, pixels, weights → acc plus the products of one step of 4 quads of K, by mma.m16n8k16, m16n8k8, or
+    of integers m16n8k32, whose types are `kinds`.
 
     acc: of sixteen i of pixels and group of `blocks` column blocks, one after the other, the lane's columns 2t and 2t + 1 of each
     block of pixel g, then of pixel g + 8.
     """
     count, lanes = 4 * mi * groups * blocks, 2 * blocks
-    ty, left, right = types.UniTuple(f32, count), types.UniTuple(u32, 4 * mi), types.UniTuple(u32, 2 * groups * blocks)
+    ty, left, right = (
+        types.UniTuple(SUMS[atom.acc][0], count),
+        types.UniTuple(u32, 4 * mi),
+        types.UniTuple(u32, 2 * groups * blocks),
+    )
 
     @intrinsic
     def multiplied(typingctx, acc, a, b):
@@ -127,7 +133,7 @@ def multiply(atom: Atom, mi: int, groups: int, blocks: int) -> Any:
                 for i in range(mi):
                     first = (i * groups + group) * 2 * lanes + 2 * block
                     at = [first, first + 1, first + lanes, first + lanes + 1]
-                    own = along_k(builder, atom, [values[k] for k in at], a[4 * i : 4 * i + 4], w)
+                    own = along_k(builder, atom, [values[k] for k in at], a[4 * i : 4 * i + 4], w, kinds)
                     for k, value in zip(at, own, strict=True):
                         values[k] = value
             return packed(builder, values)

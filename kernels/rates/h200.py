@@ -18,6 +18,7 @@ from tccompile.kernels.rates.rate import (
     GemmMma,
     GemmSimt,
     GemmSm90,
+    GemmThin,
     Gemv,
     GemvPacked,
     Mlp,
@@ -44,6 +45,8 @@ DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers 
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
+ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
+THIN = "14 times of 6 products in E4M3 on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
@@ -101,6 +104,7 @@ H200 = Rates(
         few_warps=Rate(0.35, "exponent", CONV_PATCH, "2026-11-21"),
         apart=Rate(0.1, "of the traffic", CONV_PATCH, "2026-11-22"),
         exposed_moving=Rate(0.15, "of the time", CONV_PATCH, "2026-11-21"),
+        of_8_bits_us=Rate(0.8, "µs", ZOO_BYTES, "2026-11-26"),
     ),
     depthwise=Depthwise(
         busy=Table({4: 0.8, 3: 0.68, 2: 0.62}, "of the cycles", DEPTHWISE, "2026-11-22"),
@@ -136,6 +140,13 @@ H200 = Rates(
         start_us=Rate(1.6, "µs", DEPTHWISE_SM90, "2026-11-25"),
         first=Rate(0.3, "of the time", DEPTHWISE_SM90, "2026-11-25"),
         refill_us=Rate(0.6, "µs", DEPTHWISE_SM90, "2026-11-25"),
+    ),
+    gemm_thin=GemmThin(
+        start_us=Rate(0.9, "µs", THIN, "2026-11-26"),
+        moving=Rate(0.92, "of the time", THIN, "2026-11-26"),
+        issue=Rate(2.4, "instructions", "by count of instructions", "2026-11-26"),
+        turn_us=Rate(0.18, "µs", THIN, "2026-11-26"),
+        first_us=Rate(0.3, "µs", THIN, "2026-11-26"),
     ),
     gemv=Gemv(
         latency_us=Rate(0.9, "µs", GEMV, "2026-11-21"),
@@ -195,6 +206,7 @@ H200 = Rates(
         biased_us=Rate(0.11, "µs", GEMM_SM90, "2026-11-25"),
         gathering=Rate(0.855, "of the cycles", GEMM_SM90, "2026-11-25"),
         strided=Rate(0.56, "of the cycles", "64 times of a convolution of 32 channels at 4 sizes on an H200", "2026-11-26"),
+        strided_us=Rate(0.4, "µs", "24 times of it at 2 sizes, in a network, on an H200", "2026-11-26"),
         copy_cycles_us=Rate(1370, "cycles/µs", GEMM_SM90, "2026-11-25"),
         share_cycles_us=Rate(1960, "cycles/µs", GEMM_SM90, "2026-11-25"),
         power=Rate(0.4, "of the time", GEMM_SM90, "2026-11-25"),
@@ -216,7 +228,7 @@ H200 = Rates(
         byte_us=Rate(0.6, "µs", BYTES_SM90, "2026-11-25"),
         byte_of_halves_us=Rate(1.1, "µs", "3 convolutions of few channels in mobilenet_v2 on an H200", "2026-11-26"),
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
-        byte_swapped_us=Rate(0.4, "µs", BYTES_SM90, "2026-11-26"),
+        byte_swapped_us=Rate(0.47, "µs", ZOO_BYTES, "2026-11-26"),
         byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
         split_us=Rate(0.48, "µs", GEMM_SM90, "2026-11-25"),
         split_sums_us=Rate(0.36, "µs", GEMM_SM90, "2026-11-25"),
@@ -227,7 +239,7 @@ H200 = Rates(
         split_swapped_sums_us=Rate(2, "µs", GEMM_SM90, "2026-11-25"),
         tiled_cycles=Rate(1.4, "cycles", GEMM_SM90, "2026-11-25"),
         narrow_cycles=Rate(2.5, "cycles", GEMM_SM90, "2026-11-25"),
-        byte_cycles=Rate(8, "cycles", GEMM_BYTES, "2026-11-26"),
+        byte_cycles=Rate(4.8, "cycles", ZOO_BYTES, "2026-11-26"),
         box_cycles=Rate(80, "cycles", GEMM_SM90, "2026-11-25"),
         beyond_cycles=Rate(4, "cycles", GEMM_SM90, "2026-11-25"),
         few_cycles=Rate(12, "cycles", GEMM_BYTES, "2026-11-26"),
@@ -238,6 +250,8 @@ H200 = Rates(
         rough=Rate(1.1, "of the time", "by count of instructions", "2026-11-26"),
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
+        overlapping=Rate(0.34, "of the time", ZOO_BYTES, "2026-11-26"),
+        narrow_gathering=Rate(1.8, "of the time", ZOO_BYTES, "2026-11-26"),
         teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),

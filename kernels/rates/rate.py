@@ -127,6 +127,8 @@ class ConvPatch:
     """What large blocks do not overlap, which load, multiply and store one after the other."""
     exposed_moving: Rate
     """What is not hidden of the shorter of computing and moving."""
+    of_8_bits_us: Rate
+    """Less, where operands are of 8 bits and the filter has several taps."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,22 @@ class GemvPacked:
 
 
 @dataclass(frozen=True)
+class GemmThin:
+    """What `gemm_thin.py` asks of a GPU."""
+
+    start_us: Rate
+    """From the launch before, with weights that come before rows are asked for."""
+    moving: Rate
+    """What rows and results take, of which a part is in the L2 cache."""
+    issue: Rate
+    """Instructions of a multiprocessor in a cycle."""
+    turn_us: Rate
+    """More for each turn of a warp's loop."""
+    first_us: Rate
+    """More for 16 rows of a warp's first turn, which nothing hides, over its turns."""
+
+
+@dataclass(frozen=True)
 class GemmMma:
     """What `gemm_mma.py` asks of a GPU."""
 
@@ -305,6 +323,8 @@ class GemmSm90:
     """A row of an im2col box, of what `row_cycles` says."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
+    strided_us: Rate
+    """More for each wave of blocks that read such rows, which come from memory in a network."""
     copy_cycles_us: Rate
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate
@@ -391,6 +411,10 @@ class GemmSm90:
     """The same of a warpgroup alone."""
     rough_us: Rate
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
+    overlapping: Rate
+    """What is left of that where sums are added up while the next are made."""
+    narrow_gathering: Rate
+    """All that im2col copies take, of rows of up to 32 bytes of numbers of 8 bits."""
     teams: Rate
     """More for products by teams that take turns: as copies come faster than the L2 cache has them."""
     erf: Rate
@@ -746,6 +770,7 @@ class Rates:
     depthwise: Depthwise
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
+    gemm_thin: GemmThin
     gemv: Gemv
     gemv_packed: GemvPacked
     gemm_mma: GemmMma

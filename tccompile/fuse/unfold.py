@@ -140,7 +140,7 @@ def unfold_outputs(program: Program) -> Program:
         outputs, channels, rows, taps = w.shape
         shape = (y[0], rows * outputs, x.shape[2], y[3])
         acc, stored = next(e for e in walk(op.epilogue.expr) if e.fn == "acc"), tensors[op.y].dtype
-        kind = DType.I32 if acc.dtype is DType.I64 else stored if stored.is_float else DType.F32
+        kind = stored if stored.is_float else DType.F32
         sums = dense(f"{op.y}.rows", shape, kind, _channels_last(4))
         weights = dense(f"{op.w}.rows", (rows * outputs, channels, 1, taps), w.dtype, _channels_last(4))
         recipe = transform("transpose", constants[op.w], axes=(2, 0, 1, 3))
@@ -160,9 +160,14 @@ def unfold_outputs(program: Program) -> Program:
     return replace(program, tensors=tensors, constants=constants, ops=tuple(ops))
 
 
+def _integers(op: Conv) -> bool:
+    """Whether it sums integers: such sums take twice the memory that halves do, and more time to add up than is saved."""
+    return any(e.fn == "acc" and e.dtype is DType.I64 for e in walk(op.epilogue.expr))
+
+
 def _many_rows(op: Conv, w: Tensor, y: tuple[int, ...]) -> bool:
     """Whether it pays that the filter's rows become output channels."""
     if len(w.shape) != 4 or op.groups != 1 or op.strides[0] != 1 or op.epilogue.shuffle != 1:
         return False
-    few = w.shape[0] <= FEW and w.shape[2] >= ROWS
+    few = w.shape[0] <= FEW and w.shape[2] >= ROWS and not _integers(op)
     return few and worth(f"rows of {op.y}", math.prod(y[2:]) * y[0] >= PIXELS)

@@ -145,7 +145,7 @@ def held_apart(program: Program) -> Program:
     for op in program.ops:
         if isinstance(op, Carry) and op.role == "next" and tensors[op.x].storage in carried:
             held = replace(tensors[op.over or ""], name=f"{op.y}/held")
-            if op.here is not None:
+            if op.at is not None:
                 held = dense(held.name, tensors[op.x].shape, held.dtype)
             tensors[held.name] = held
             ops.append(Carry(nodes=op.nodes, y=held.name, epilogue=op.epilogue, role="hold", loop=op.loop, x=op.x))

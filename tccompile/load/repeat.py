@@ -89,12 +89,11 @@ class Repeated:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What all iterations give: the names of it as it is so far, of its first value, of one more row, and of where that goes."""
+    """What all iterations give: the names of it as it is so far, of its first value, and of one more row."""
 
     name: str
     zero: str
     row: str
-    here: str
 
 
 class Repeater:
@@ -154,9 +153,7 @@ class Repeater:
         if loop.limited:
             begin[flags[1]] = self.s.constant(False, bool)
             left.append((flags[1], more))
-        changed = [[new, old, flags[0]] for old, new in left if old != new]
-        changed += [[buffer.row, buffer.name, flags[0], buffer.here] for buffer in buffers]
-        self._put_together(mark, begin, changed, goes_on)
+        self._put_together(mark, begin, [(old, new) for old, new in left if old != new], buffers, goes_on)
         self._bind(begin, [*loop.carried, *(buffer.name for buffer in buffers)], flags[1])
 
     # --- what an iteration computes beside its body
@@ -182,9 +179,7 @@ class Repeater:
         kind = f.type_of(name, self.node)
         buffer = f"{self.loop.prefix}#rows_{k}"
         f.types[buffer] = Type(kind.elem, (bound, *kind.shape))
-        place = s.constant(np.arange(bound).reshape(bound, *[1] * len(kind.shape)))
-        here = s.add("Equal", [place, self.loop.turn])
-        return _Rows(buffer, s.constant(kind.dtype.type(0), kind.dtype), s.add("Unsqueeze", [name, s.constant([0])]), here)
+        return _Rows(buffer, s.constant(kind.dtype.type(0), kind.dtype), s.add("Unsqueeze", [name, s.constant([0])]))
 
     def plain(self, name: str) -> None:
         """Raises UnsupportedError for what is no tensor of one shape."""
@@ -197,11 +192,10 @@ class Repeater:
 
     # --- nodes
 
-    def _put_together(self, mark: int, begin: Mapping[str, str], left: Sequence[Sequence[str]], goes_on: str) -> None:
-        """Puts in order: what does not change from iteration to iteration, what enters, what does, and what is left behind.
-
-        left  the inputs of each "next": what is new, what it is written over, …
-        """
+    def _put_together(
+        self, mark: int, begin: Mapping[str, str], left: Sequence[tuple[str, str]], rows: Sequence[_Rows], goes_on: str
+    ) -> None:
+        """Puts in order: what does not change from iteration to iteration, what enters, what does, and what is left behind."""
         going = self.flags[0]
         kept = self.folder.kept
         varying, before, body = {*begin}, kept[:mark], list[onnx.NodeProto]()
@@ -213,10 +207,17 @@ class Repeater:
                 varying.update(node.output)
         for node in body:
             node.input[:] = [self._entered(name, varying) for name in node.input]
-        self.written = {going, *(old for _, old, *_ in left)}
+        self.written = {going, *(old for old, _ in left), *(own.name for own in rows)}
         entering = self.written.union(*(node.input for node in body)) & begin.keys()
         enters = [self._carry("enter", [begin[name]], name) for name in begin if name in entering]
-        nexts = [self._carry("next", [self._entered(name, varying) for name in own], f"{own[1]}/left") for own in left]
+        nexts = []
+        for own in rows:
+            inputs = [self._entered(own.row, varying), own.name, going, self.loop.turn]
+            nexts.append(self._carry("next", inputs, f"{own.name}/left", row=1))
+        put = [n.output[0] for n in nexts]  # where rows go is the iteration's number, which is written over after that
+        for old, new in left:
+            after = put if old == self.loop.turn else []
+            nexts.append(self._carry("next", [self._entered(new, varying), old, going, *after], f"{old}/left"))
         last = [self._entered(goes_on, varying), going, going, *(n.output[0] for n in nexts)]
         again = self._carry("again", last, f"{going}/left", most=self.loop.bound)
         outer = [self._carry("enter", [name], to) for name, to in self.outside.items()]
@@ -233,12 +234,12 @@ class Repeater:
             f.types[to] = f.type_of(name, self.node)
         return self.outside[name]
 
-    def _carry(self, role: str, inputs: Sequence[str], y: str, most: int = 0) -> onnx.NodeProto:
+    def _carry(self, role: str, inputs: Sequence[str], y: str, most: int = 0, row: int = 0) -> onnx.NodeProto:
         """A node, whose result is of its second input's type if there is one; of what enters, its type is known."""
         if y not in self.folder.types:
             self.folder.types[y] = self.folder.types[inputs[1] if role != "leave" else inputs[0]]
         name = self.node.name or self.loop.prefix
-        return onnx.helper.make_node("Carry", inputs, [y], name, domain=OWN, role=role, loop=self.loop.prefix, most=most)
+        return onnx.helper.make_node("Carry", inputs, [y], name, domain=OWN, role=role, loop=self.loop.prefix, most=most, row=row)
 
     def _bind(self, begin: Mapping[str, str], carried: Sequence[str], over: str) -> None:
         """The loop's results."""

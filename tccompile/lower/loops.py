@@ -43,13 +43,13 @@ def carry(node: gs.Node, b: Builder) -> None:
     """A value that enters a loop, goes to its next iteration, or leaves it."""
     y, role = node.outputs[0], b.attr("role")
     x, *others = (b.value(t).name for t in node.inputs)
-    over = going = here = None
+    over = going = place = None
     if role in ("enter", "leave"):
         out = b.result(y, b.order_for(shape_of(y), node.inputs[0]))
     else:
         over, going, *others = others
-        if role == "next" and others:
-            here, *others = others
+        if b.attr("row"):
+            place, *others = others
         out = b.bind(y, b.add(replace(b.tensors[over], name=b.unique(y.name), base=over)))
     b.emit(
         Carry,
@@ -59,7 +59,7 @@ def carry(node: gs.Node, b: Builder) -> None:
         x=x,
         over=over,
         going=going,
-        here=here,
+        at=place,
         after=tuple(others),
         most=b.attr("most"),
         epilogue=plain(out.dtype),

@@ -13,14 +13,15 @@ import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import UndecidedError
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
-from tccompile.kernels.spec import Code
+from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, between, corners, ladder
 from tccompile.ranges.launches import HELD_IN_ALL, Key, Launches, key_of
@@ -35,26 +36,26 @@ class Left(NamedTuple):
     most: float
     mean: float
 
-    def holds(self, losses: Sequence[float]) -> bool:
-        return max(losses) <= self.most and fmean(losses) <= self.mean
+    def holds(self, losses: np.ndarray) -> bool:
+        return bool(losses.max() <= self.most and losses.mean() <= self.mean)
 
 
-LESS, LEFT = Left(0.03, 0.012), Left(0.04, 0.02)
+LESS, LEFT = Left(0.025, 0.01), Left(0.04, 0.02)
 """The first where that takes FEW codes at most."""
 
-FEW = 40
+FEW = 42
 """Codes that are taken for what they gain alone: more of them take long to compile."""
 
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
-TIMES = 3.5
+TIMES = 4.5
 """How many codes are taken at most, for each that the sizes in the middle would take."""
 
-GROWS, LEAST = 0.27, 64 << 10
+GROWS, LEAST = 0.3, 64 << 10
 """How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
 
-CODE, STEP, PARTS = 7000, 170, 0.25
+CODE, STEP, PARTS = 7000, 170, 0.2
 """Bytes in a plan, compressed: of a code, and of a step in one part; and of what it becomes larger, what parts take."""
 
 CLOSE = 1.6
@@ -95,12 +96,15 @@ class Known:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
     ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
-    within: dict[tuple[str, int, Hashable, int], list[Candidate]] = field(default_factory=dict)
+    partly: dict[tuple[str, int], Coded] = field(default_factory=dict)
+    within: dict[tuple[str, int, int, int], list[Candidate]] = field(default_factory=dict)
     looked: dict[tuple[str, int, Point], list[Coded]] = field(default_factory=dict)
     together: dict[tuple[str, int, Point], list[tuple[Group, Sequence[Codes]]]] = field(default_factory=dict)
+    wide: dict[tuple[str, int], list[tuple[set[Kernel], list[Candidate]]]] = field(default_factory=dict)
     pools: dict[tuple[str, int, int], Pool] = field(default_factory=dict)
     whole: dict[tuple[str, int], Launches] = field(default_factory=dict)
-    plain: dict[tuple[str, Hashable, Key], Codes | None] = field(default_factory=dict)
+    open: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    plain: dict[tuple[str, int, Key], Codes | None] = field(default_factory=dict)
 
     def launches(self, pattern: Pattern, arch: Arch) -> Launches:
         """The launches for all sizes of a pattern."""
@@ -108,6 +112,14 @@ class Known:
         if key not in self.whole:
             self.whole[key] = Launches(pattern, pattern.box, arch, HELD_IN_ALL)
         return self.whole[key]
+
+    def kinds(self, pattern: Pattern, arch: Arch) -> list[int]:
+        """For each of `ops` a number, the same for those that are alike at all sizes."""
+        key = arch.name, id(pattern)
+        if key not in self.open:
+            kinds = self.launches(pattern, arch).kinds
+            self.open[key] = [self.numbers.setdefault(kind, len(self.numbers)) for kind in kinds]
+        return self.open[key]
 
     def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
         """The ops of a pattern's program at a point, and then those that may read an input in place of its copy, as they are if
@@ -124,11 +136,21 @@ class Known:
         """All of an op's candidates."""
         key = arch.name, asked.number
         if key not in self.ranked:
-            op, program = asked.op, asked.program
-            own = _timed(candidates(op, program, arch), self.timings.of(op, program, arch))
-            close = [c.cost <= CLOSE * own[0].cost for c in own]
-            self.ranked[key] = [(c, _codes(c, asked, arch) if near else None) for c, near in zip(own, close, strict=True)]
+            self.ranked[key] = self._coded(asked, arch)
         return self.ranked[key]
+
+    def likely(self, asked: Asked, arch: Arch, kernels: Collection[Kernel]) -> Coded:
+        """An op's candidates of some kernels, or all, if it has none of these."""
+        key = arch.name, asked.number
+        if key not in self.ranked and key not in self.partly:
+            self.partly[key] = self._coded(asked, arch, kernels)
+        return self.ranked.get(key) or self.partly.get(key) or self.coded(asked, arch)
+
+    def _coded(self, asked: Asked, arch: Arch, kernels: Collection[Kernel] | None = None) -> Coded:
+        op, program = asked.op, asked.program
+        own = _timed(candidates(op, program, arch, kernels), self.timings.of(op, program, arch))
+        close = [c.cost <= CLOSE * own[0].cost for c in own]
+        return [(c, _codes(c, asked, arch) if near else None) for c, near in zip(own, close, strict=True)]
 
     def all(self, asked: Asked, arch: Arch, refused: Collection[Code]) -> list[Candidate]:
         """All of an op's candidates but those whose codes are known to be refused."""
@@ -137,11 +159,12 @@ class Known:
     def pooled(self, pattern: Pattern, point: Point, arch: Arch, refused: Collection[Code]) -> list[list[Candidate]]:
         """For each of `ops` at a point the candidates whose codes are in the pool, the cheapest first."""
         pool, out = self.pool(pattern, arch, refused), []
-        kinds = self.launches(pattern, arch).kinds
+        kinds = self.kinds(pattern, arch)
         for i, (asked, tried) in enumerate(zip(self.ops(pattern, point), pool.tried[id(pattern)], strict=True)):
             key = arch.name, asked.number, kinds[i], len(refused)
             if key not in self.within:
-                found = self._also(asked, self.ranked.get((arch.name, asked.number), []), tried, arch)
+                ranked = self.ranked.get((arch.name, asked.number)) or self.partly.get((arch.name, asked.number)) or []
+                found = self._also(asked, ranked, tried, arch)
                 own = [(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found]
                 self.within[key] = [c for c, codes in own if codes is not None and codes <= pool.codes]
             out.append(self.within[key])
@@ -149,16 +172,33 @@ class Known:
 
     def _looked_at(self, pattern: Pattern, point: Point, arch: Arch) -> list[Coded]:
         """For each of `ops` at a point by which the codes are chosen its candidates, also those that share out work as is best at
-        another such point."""
+        another such point. Where no size has doubled, of those kernels alone that are close to the best ones where sizes have."""
         key = arch.name, id(pattern), point
         if key not in self.looked:
-            others = [[self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in looked_at(pattern)]
-            self.looked[key] = []
-            for i, asked in enumerate(self.ops(pattern, point)):
-                plain = {key_of(c): c for own in others for c, codes in own[i] if codes and not c.kernel.tensor_cores}
-                found = self._also(asked, self.coded(asked, arch), list(plain.values()), arch)
-                self.looked[key].append([(c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in found])
+            kinds, wide = self.kinds(pattern, arch), self._wide(pattern, arch)
+            everywhere, found = point in doubled(pattern), dict[tuple[int, int], Coded]()
+            for i, (asked, (kernels, plain)) in enumerate(zip(self.ops(pattern, point), wide, strict=True)):
+                if (asked.number, kinds[i]) not in found:
+                    ranked = self.coded(asked, arch) if everywhere else self.likely(asked, arch, kernels)
+                    own = [
+                        (c, self._everywhere(pattern, i, c, codes, arch)) for c, codes in self._also(asked, ranked, plain, arch)
+                    ]
+                    found[asked.number, kinds[i]] = own
+            self.looked[key] = [found[asked.number, kind] for asked, kind in zip(self.ops(pattern, point), kinds, strict=True)]
         return self.looked[key]
+
+    def _wide(self, pattern: Pattern, arch: Arch) -> list[tuple[set[Kernel], list[Candidate]]]:
+        """For each of `ops` what is close to the best ones where sizes have doubled: the kernels, and candidates that only share
+        out work."""
+        key = arch.name, id(pattern)
+        if key not in self.wide:
+            every = zip(*([self.coded(asked, arch) for asked in self.ops(pattern, p)] for p in doubled(pattern)), strict=True)
+            close = [[c for own in of_op for c, codes in own if codes is not None] for of_op in every]
+            self.wide[key] = [
+                ({c.kernel for c in own}, list({key_of(c): c for c in own if not c.kernel.tensor_cores}.values()))
+                for own in close
+            ]
+        return self.wide[key]
 
     def _everywhere(self, pattern: Pattern, i: int, c: Candidate, codes: Codes | None, arch: Arch) -> Codes | None:
         """The codes of a candidate for one of `ops`. Those of Tensor Cores are the same at all sizes. Of others it may be that
@@ -166,7 +206,7 @@ class Known:
         if c.kernel.tensor_cores or codes is None:
             return codes
         launches = self.launches(pattern, arch)
-        key = arch.name, launches.kinds[i], key_of(c)
+        key = arch.name, self.kinds(pattern, arch)[i], key_of(c)
         if key not in self.plain:
             try:
                 self.plain[key] = frozenset(launch.code for launch in launches.of_asked(i, c.kernel, c.config).launches)
@@ -290,8 +330,13 @@ class Pool:
 
 
 def looked_at(pattern: Pattern) -> list[Point]:
-    """The points by which the codes are chosen: among them is one whose rows are not aligned, if any are not."""
-    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box), *between(pattern.box, MORE))))
+    """The points by which the codes are chosen."""
+    return list(dict.fromkeys((*doubled(pattern), *between(pattern.box, MORE))))
+
+
+def doubled(pattern: Pattern) -> list[Point]:
+    """Those where sizes have doubled, and one whose rows are not aligned, if any are not."""
+    found = list(dict.fromkeys((*ladder(pattern.box), *corners(pattern.box))))
     odd = tuple(next((n for n in size.all[len(size.all) // 2 :] if n % ALIGNED), size.all[-1]) for size in pattern.box)
     covered = all(any(p[i] % ALIGNED for p in found) or not n % ALIGNED for i, n in enumerate(odd))
     return found if covered else [*found, odd]
@@ -329,9 +374,38 @@ class Case:
     costs: list[tuple[float, Codes]]
     without: float
 
-    def cost(self, pool: Codes) -> float:
-        """What the best candidate takes whose codes are in the pool."""
-        return next((cost for cost, codes in self.costs if codes <= pool), self.without)
+
+class _Costs:
+    """What the candidates of all cases cost, in rows, and by which codes, as numbers of sets of them; last what is taken for the
+    cost without any."""
+
+    def __init__(self, points: Sequence[Sequence[Case]]) -> None:
+        cases = [case for of_point in points for case in of_point]
+        self.sets = list(dict.fromkeys(codes for case in cases for _, codes in case.costs))
+        number = {codes: i for i, codes in enumerate(self.sets)}
+        longest = max(len(case.costs) for case in cases)
+        self.costs = np.array([[c for c, _ in case.costs] + [case.without] * (longest + 1 - len(case.costs)) for case in cases])
+        self.numbers = np.full(self.costs.shape, len(self.sets))
+        for row, case in zip(self.numbers, cases, strict=True):
+            row[: len(case.costs)] = [number[codes] for _, codes in case.costs]
+        self.shares = np.array([case.share for case in cases])
+        self.points = np.repeat(np.arange(len(points)), [len(of_point) for of_point in points])
+
+    def taken(self, pool: Codes) -> np.ndarray:
+        """What each case takes with a pool's codes."""
+        held = np.array([codes <= pool for codes in self.sets] + [True])
+        first = held[self.numbers].argmax(1)
+        found: np.ndarray = self.costs[np.arange(len(first)), first]
+        return found
+
+    def losses(self, pool: Codes) -> np.ndarray:
+        """What an inference takes longer at each point than with all codes, as a share."""
+        return np.bincount(self.points, (self.taken(pool) - self.costs[:, 0]) * self.shares)
+
+    def gains(self, pool: Codes, weights: np.ndarray) -> np.ndarray:
+        """What each set of codes would gain, in shares of inferences, by how much those of a point count."""
+        faster = np.maximum(self.taken(pool)[:, None] - self.costs, 0) * (self.shares * weights[self.points])[:, None]
+        return np.bincount(self.numbers.ravel(), faster.ravel(), len(self.sets) + 1)[: len(self.sets)]
 
 
 def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]) -> tuple[int, int]:
@@ -348,32 +422,23 @@ def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     """The codes for the cases of some points."""
-    few = _pool(points, most, LESS)
-    return few if len(few) <= FEW else _pool(points, most, LEFT)
+    costs = _Costs(points)
+    few = _pool(costs, most, LESS)
+    return few if len(few) <= FEW else _pool(costs, most, LEFT)
 
 
-def _pool(points: Sequence[Sequence[Case]], most: int, left: Left) -> Codes:
-    """Codes with which inferences are not slower than with all of them by more than may be left."""
+def _pool(costs: _Costs, most: int, left: Left) -> Codes:
+    """Codes, so many at most, with which inferences are not slower than with all of them by more than may be left."""
     taken: list[Codes] = []
     pool: Codes = frozenset()
-    while len(pool) < most:
-        costs = [[case.cost(pool) for case in of_point] for of_point in points]
-        losses = [_loss(of_point, own) for of_point, own in zip(points, costs, strict=True)]
-        if left.holds(losses):
+    while len(pool) < 2 * most and not left.holds(losses := costs.losses(pool)):
+        gains = costs.gains(pool, np.maximum(losses, left.mean))
+        gains /= [max(len(codes - pool), 1) for codes in costs.sets]
+        if not gains.max() > 0:
             break
-        gains: dict[Codes, float] = {}  # in shares of inferences, by what would be taken
-        for of_point, own, loss in zip(points, costs, losses, strict=True):
-            for case, cost in zip(of_point, own, strict=True):
-                for other, codes in case.costs:
-                    if other >= cost:
-                        break
-                    gains[codes] = gains.get(codes, 0.0) + (cost - other) * case.share * max(loss, left.mean)
-        if not gains:
-            break
-        best: Codes = max(gains, key=lambda codes: gains[codes] / max(len(codes - pool), 1))
-        taken.append(best)
-        pool |= best
-    return _without_needless(points, taken, left)
+        taken.append(costs.sets[int(gains.argmax())])
+        pool |= taken[-1]
+    return _without_needless(costs, taken, most, left)
 
 
 def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
@@ -386,21 +451,17 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
     return sorted(used, key=lambda code: -used[code])
 
 
-def _without_needless(points: Sequence[Sequence[Case]], taken: Sequence[Codes], left: Left) -> Codes:
-    """What is taken, but for what inferences are not too slow without: one after the other, that which they lose least by."""
+def _without_needless(costs: _Costs, taken: Sequence[Codes], most: int, left: Left) -> Codes:
+    """What is taken, but for what inferences are not too slow without, or what is too many: one after the other, that which they
+    lose least by."""
     kept = list(dict.fromkeys(taken))
     while True:
+        pool = frozenset(code for codes in kept for code in codes)
         best: tuple[float, Codes] | None = None
         for codes in kept:
-            others = frozenset(code for other in kept if other is not codes for code in other)
-            losses = [_loss(of_point, [case.cost(others) for case in of_point]) for of_point in points]
-            if left.holds(losses) and (best is None or fmean(losses) < best[0]):
-                best = fmean(losses), codes
+            losses = costs.losses(frozenset(code for other in kept if other is not codes for code in other))
+            if (len(pool) > most or left.holds(losses)) and (best is None or losses.mean() < best[0]):
+                best = float(losses.mean()), codes
         if best is None:
-            return frozenset(code for codes in kept for code in codes)
+            return pool
         kept.remove(best[1])
-
-
-def _loss(of_point: Sequence[Case], costs: Sequence[float]) -> float:
-    """What an inference takes longer at a point, as a share."""
-    return sum((cost - case.costs[0][0]) * case.share for case, cost in zip(of_point, costs, strict=True))

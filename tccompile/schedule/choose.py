@@ -270,9 +270,12 @@ def seen(op: Op, program: Program) -> Hashable:
     return replace(op.renamed(numbers), nodes=()), own, outside, others
 
 
-def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
-    """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none."""
-    kernels = [k for k in KERNELS if isinstance(op, k.realises)]
+def candidates(op: Op, program: Program, arch: Arch, among: Collection[Kernel] | None = None) -> list[Candidate]:
+    """All configs of all kernels that support the op, the cheapest first. Raises UnsupportedError if there are none.
+
+    among  kernels that are asked alone, of which there may be none
+    """
+    kernels = [k for k in KERNELS if isinstance(op, k.realises) and (among is None or k in among)]
     once = {k.name: "it stores one result" for k in kernels if op.also is not None and not k.stores_twice}
     refusals = {k.name: once.get(k.name) or k.supports(op, program, arch) for k in kernels}
     found = [
@@ -281,7 +284,7 @@ def candidates(op: Op, program: Program, arch: Arch) -> list[Candidate]:
         if refusals[k.name] is None
         for config in k.configs(op, program, arch)
     ]
-    if not found:
+    if not found and among is None:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())
         raise UnsupportedError(
             f"node {op.nodes[0]!r} ({type(op).__name__}): no kernel on {arch.name} takes it ({why}); "

@@ -76,52 +76,56 @@ def ours(layers: Sequence[Layer | Product], count: int) -> Iterator[Row]:
 
 
 def theirs(layers: Sequence[Layer | Product]) -> list[float]:
-    """Microseconds of cuSPARSELt for each layer; infinite for what it does not take.
+    """Microseconds of cuSPARSELt for each layer, with the algorithm that it takes by itself and with the one that it finds, the
+    result turned over or not; infinite for what it does not take.
 
-    In a process of its own: its search has ended in an illegal instruction, after which a process has no use of the GPU.
+    In a process of its own: its search has ended in an illegal instruction, after which a process has no use of the GPU. Another
+    one goes on with what comes next.
     """
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(False)
-    process = context.Process(target=_theirs, args=(layers, send))
-    process.start()
-    send.close()
-    found = [math.inf] * len(layers)
-    try:
-        while receive.poll(60):
-            number, us = receive.recv()
-            found[number] = min(found[number], us)
-    except EOFError:
-        pass
-    process.kill()
+    todo = [(k, turned, searched) for k in range(len(layers)) for turned in (True, False) for searched in (False, True)]
+    found, at, context = [math.inf] * len(layers), 0, multiprocessing.get_context("spawn")
+    while at < len(todo):
+        receive, send = context.Pipe(False)
+        process = context.Process(target=_theirs, args=(layers, todo[at:], send))
+        process.start()
+        send.close()
+        try:
+            while receive.poll(60):
+                us = receive.recv()
+                found[todo[at][0]] = min(found[todo[at][0]], us)
+                at += 1
+        except EOFError:
+            pass
+        process.kill()
+        at += 1  # what it ended in, or one beyond the last
     return found
 
 
-def _theirs(layers: Sequence[Layer | Product], send: Any) -> None:
-    """Sends (layer's number, microseconds): with the algorithm that cuSPARSELt takes by itself, and then with those it finds."""
+def _theirs(layers: Sequence[Layer | Product], todo: Sequence[tuple[int, bool, bool]], send: Any) -> None:
+    """Sends the microseconds of (layer's number, whether the result is turned over, whether to search); ends with an error."""
     peer = Peer()
-    for searched in (False, True):
-        for number, layer in enumerate(layers):
-            try:
-                for us in _multiplied(peer, layer, searched):
-                    send.send((number, us))
-            except RuntimeError as error:
-                print(f"{layer}: cuSPARSELt: {str(error).splitlines()[0]}", file=sys.stderr)
+    for number, turned, searched in todo:
+        try:
+            send.send(_multiplied(peer, layers[number], turned, searched))
+        except RuntimeError as error:
+            how = "searched" if searched else "its own choice"
+            print(f"{layers[number]}, {how}: cuSPARSELt: {str(error).splitlines()[0]}", file=sys.stderr)
+            return
 
 
-def _multiplied(peer: Peer, layer: Layer | Product, searched: bool) -> Iterator[float]:
-    """Microseconds, the result turned over or not."""
+def _multiplied(peer: Peer, layer: Layer | Product, turned: bool, searched: bool) -> float:
+    """Microseconds; infinite for a convolution."""
     if isinstance(layer, ConvLayer):
-        return
+        return math.inf
     torch, kind = peer.torch, layer.kind if isinstance(layer, Product) else DType.F16
     a, b = (_operand(torch, layer, kind, rows) for rows in ("m", "n"))
     copies, right = [torch._cslt_compress(b.clone()) for _ in range(COPIES)], a.t()
-    for turned in (True, False):
-        how: dict[str, Any] = {"transpose_result": turned}
-        if kind is not DType.F16:
-            how["out_dtype"] = torch.float16
-        algorithm = torch._cslt_sparse_mm_search(copies[0], right, **how) if searched else 0
-        multiply = partial(torch._cslt_sparse_mm, alg_id=algorithm, **how)
-        yield _time(torch, [partial(multiply, one, right) for one in copies], peer.flush) / COPIES
+    how: dict[str, Any] = {"transpose_result": turned}
+    if kind is not DType.F16:
+        how["out_dtype"] = torch.float16
+    algorithm = torch._cslt_sparse_mm_search(copies[0], right, **how) if searched else 0
+    multiply = partial(torch._cslt_sparse_mm, alg_id=algorithm, **how)
+    return _time(torch, [partial(multiply, one, right) for one in copies], peer.flush) / COPIES
 
 
 def _operand(torch: Any, layer: Any, kind: DType, side: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from tccompile.options import Options
 from tccompile.pipeline import compile_model
 from tccompile.runtime.session import Session
+from tccompile.sizes import Size
 from tests.kernels.test_pair_sm90 import bottlenecks
 from tests.networks import relative_error
 
@@ -29,3 +30,20 @@ def test_products_in_one_launch(gpu, monkeypatch: pytest.MonkeyPatch, images: in
     (first,), (again,) = session.run(None, {"x": x}), session.run(None, {"x": x})
     assert np.array_equal(first, again)
     assert relative_error(first, Session(plan, "cpu").run(None, {"x": x})[0]) <= 2e-3
+
+
+@pytest.mark.gpu
+def test_products_in_one_launch_over_a_range(gpu, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """One plan, whose launches follow from how many images there are."""
+    if gpu.cc != (9, 0) or request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here, for sm_90a")
+    from tccompile.kernels.pair_sm90 import PairSm90
+
+    monkeypatch.setattr(PairSm90, "cost", lambda *_: 0.01)
+    ranges = {"batch": Size("batch", 1, 40)}
+    plan = compile_model(bottlenecks("batch"), Options(archs=("sm_90a",), precision="fp16", ranges=ranges))
+    assert all(sum(step.within >= 0 for step in family.entry.sections[0].steps) == 3 for family in plan.families)
+    on_gpu, on_cpu = Session(plan, "gpu"), Session(plan, "cpu")
+    for images in (40, 1, 2, 23, 39):
+        x = np.random.default_rng(images).standard_normal((images, 8, 9, 9)).astype(np.float32)
+        assert relative_error(on_gpu.run(None, {"x": x})[0], on_cpu.run(None, {"x": x})[0]) <= 2e-3

@@ -16,7 +16,7 @@ import numpy as np
 from tccompile.ir.evaluate import NUMPY
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
-from tccompile.kernels.ptx.atoms import ATOMS
+from tccompile.kernels.ptx.atoms import ATOMS, Atom
 from tests.kernels.copy_engine import CopyEngine
 from tests.kernels.memory import Memory, SharedMemory
 
@@ -130,7 +130,7 @@ def load_floats(place: Place, dtype: DType, n: int = 1, guarded: bool = False, s
     return lambda *where: np.float32(read(*where)) if n == 1 else tuple(map(np.float32, read(*where)))
 
 
-def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global") -> Any:
+def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False) -> Any:
     kind = np.float32 if dtype.is_float else np.int64
 
     def write(address: int, *values: Any) -> None:
@@ -139,7 +139,8 @@ def store(place: Place, dtype: DType, n: int = 1, guarded: bool = False, space: 
             if not inside:
                 return
         assert len(values) == n
-        _space(place, space).write(address, to_storage(np.array(values, kind), dtype))
+        stored = np.clip(np.rint(values), dtype.lowest, dtype.largest) if rounds else np.array(values, kind)
+        _space(place, space).write(address, to_storage(stored, dtype))
 
     return write
 
@@ -307,7 +308,12 @@ def halves(place: Place) -> Any:
     return lambda a, b: int(np.array([a, b], np.float16).view(np.uint32)[0])
 
 
-def part(place: Place, n: int, columns: int) -> Any:
+def widen(place: Place, kind: str) -> Any:
+    """The word's first two floats, and its others."""
+    return lambda word: tuple(numbers(np.array([word], np.uint32), kind, np.float32).astype(np.float16).view(np.uint32).tolist())
+
+
+def part(place: Place, n: int, columns: int, acc: str = "f32") -> Any:
     return lambda acc, number: acc[number * (columns // 2) : (number + 1) * (columns // 2)]
 
 
@@ -453,8 +459,9 @@ def by(exchange: Exchange) -> Callable[..., Any]:
     return lambda place, *how: exchanged(exchange)
 
 
-def multiply_patch(place: Place, instruction: str, mi: int, groups: int, blocks: int) -> Any:
-    return exchanged(lambda asked: products_of_patch(asked, mi, groups, blocks))
+def multiply_patch(place: Place, atom: Atom, mi: int, groups: int, blocks: int, kinds: tuple[str | None, str | None]) -> Any:
+    how = kinds[0] or atom.a, atom.acc, kinds[1]
+    return exchanged(lambda asked: products_of_patch(asked, mi, groups, blocks, how))
 
 
 def multiply_fragment(place: Place, name: str) -> Any:
@@ -521,7 +528,9 @@ def product(asked: Mapping[int, tuple], kind: str = "f16", acc: str = "f32", oth
     return dict(zip(asked, map(tuple, sums), strict=True))
 
 
-def products_of_patch(asked: Mapping[int, tuple], mi: int, groups: int, blocks: int) -> dict[int, Any]:
+def products_of_patch(
+    asked: Mapping[int, tuple], mi: int, groups: int, blocks: int, how: tuple[str, str, str | None]
+) -> dict[int, Any]:
     """`ptx.patch.multiply`, block by block of 16 pixels by 8 columns."""
     out = {i: list(acc) for i, (acc, _, _) in asked.items()}
     lanes = 2 * blocks
@@ -534,7 +543,7 @@ def products_of_patch(asked: Mapping[int, tuple], mi: int, groups: int, blocks: 
                 lane: (*(out[lane][k] for k in at), *x[4 * i : 4 * i + 4], *w[2 * number : 2 * number + 2])
                 for lane, (_, x, w) in asked.items()
             }
-            for lane, values in product(words).items():
+            for lane, values in product(words, *how).items():
                 for k, value in zip(at, values, strict=True):
                     out[lane][k] = value
     return {lane: tuple(values) for lane, values in out.items()}
@@ -671,7 +680,9 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.store_shared_words": store_words,
     "ptx.mma.take": take,
     "ptx.mma.warp_multiply": warp_multiply,
-    "ptx.mma.zeros": lambda place, n: lambda: (np.float32(0),) * n,
+    "ptx.mma.taken": lambda place, compute, n: lambda sums: tuple(map(compute.numpy.type, sums)),
+    "ptx.mma.widen": widen,
+    "ptx.mma.zeros": lambda place, n, acc="f32": lambda: (np.float32(0) if acc == "f32" else 0,) * n,
     "ptx.packed.multiply_chunk": multiply_chunk,
     "ptx.packed.multiply_part": multiply_part,
     "ptx.patch.base": plain(lambda: 0),

@@ -473,6 +473,7 @@ def test_what_multiplies_where() -> None:
             takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
             kind = "gemm" if isinstance(op, Gemm) else "conv"
             families = {"simt": True, "mma": arch.cc >= (7, 5), "sm90": arch.name == "sm_90a"}  # halo takes no sums as results
+            families["patch"] = kind == "conv" and arch.cc >= (8, 0)
             assert takes == {f"{kind}_{name}" for name, there in families.items() if there}
     assert "no products of int8" in str(GemmMma().supports(gemm(64, 64, 256).ops[0], gemm(64, 64, 256), ARCHS["sm_70"]))
 

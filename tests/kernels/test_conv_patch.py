@@ -10,12 +10,13 @@ from tccompile.emit.compile import resources
 from tccompile.ir.types import DType
 from tccompile.kernels.conv_patch import ConvPatch, Patch
 from tccompile.schedule.choose import choose
-from tests.gpu.cases import conv
+from tests.gpu.cases import conv, of_8_bits, of_float8
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, check
 from tests.tiers import usually
 
 KERNEL = ConvPatch()
+I8, U8, E4M3, E5M2 = DType.I8, DType.U8, DType.E4M3, DType.E5M2
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,38 @@ def test_values_by_machine_code(arch: str) -> None:
         check(KERNEL, program, {"rows": 4, "columns": 16}, arch=ARCHS[arch], run=machine.run)
 
 
+OF_8_BITS = {
+    "pixels": (of_8_bits, (2, 32, 5, 20), 3, (1, 1), {"kinds": (U8, I8, U8)}),
+    "two quads": (of_8_bits, (1, 16, 6, 18), 12, (3, 3), {"kinds": (I8, I8, I8)}),
+    "six quads, to halves": (of_8_bits, (1, 40, 9, 21), 24, (3, 3), {"kinds": (U8, I8, DType.F16), "stride": 2}),
+    "sums beyond 2^24": (of_8_bits, (1, 32, 10, 18), 3, (9, 9), {"kinds": (U8, I8, DType.I32), "extreme": True}),
+    "a residual": (of_8_bits, (1, 48, 5, 20), 20, (1, 3), {"kinds": (U8, I8, U8), "residual": U8}),
+    "few inputs": (of_8_bits, (1, 16, 5, 20), 70, (1, 1), {"kinds": (U8, I8, U8)}),
+    "floats": (of_float8, (1, 20, 6, 18), 12, (3, 3), {"kinds": (E4M3, E5M2, DType.F16), "fn": "relu"}),
+    "floats to a model's output": (of_float8, (1, 64, 6, 18), 30, (1, 3), {"kinds": (E5M2, E4M3, DType.F32), "to": "output"}),
+}
+
+
+@pytest.mark.parametrize("case", usually(OF_8_BITS, "pixels", "two quads", "floats"))
+def test_8_bits(case: str) -> None:
+    make, x, n, window, how = OF_8_BITS[case]
+    check(KERNEL, make(case, x, n, window, **how), {"rows": 4, "columns": 16})
+
+
+EACH = [
+    (case, arch)
+    for case in OF_8_BITS
+    for arch in ("sm_75", "sm_80", "sm_90a")
+    if arch != "sm_75" or case.startswith("floats")  # which has an instruction of 8 rows for integers
+]
+
+
+@pytest.mark.parametrize(("case", "arch"), usually(EACH, EACH.index(("two quads", "sm_90a")), EACH.index(("floats", "sm_90a"))))
+def test_8_bits_by_machine_code(case: str, arch: str) -> None:
+    make, x, n, window, how = OF_8_BITS[case]
+    check(KERNEL, make(case, x, n, window, **how), {"rows": 4, "columns": 16}, arch=ARCHS[arch], run=machine.run)
+
+
 def test_what_lies_beyond_the_filter_need_not_be_finite() -> None:
     """The last step of K has places for more taps than there are: of an infinite pixel, only its neighbours are infinite."""
     program = conv("an infinite pixel", (1, 3, 9, 40), 8, (3, 3), ep="")
@@ -73,6 +106,7 @@ def test_what_lies_beyond_the_filter_need_not_be_finite() -> None:
         (conv("fp32", (1, 3, 9, 9), 8, (3, 3), dtype=DType.F32), "Tensor Cores are fed with float16"),
         (conv("rows of channels", (1, 8, 9, 9), 8, (3, 3), source="plain"), "do not lie in aligned vectors of 8"),
         (conv("large", (1, 512, 30, 30), 32, (5, 5)), "do not fit"),
+        (of_8_bits("bytes", (1, 40, 9, 9), 40, (3, 3)), "40 input and 40 output channels; it takes up to 32 inputs"),
     ],
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
 )

@@ -164,12 +164,14 @@ PATCHES = {
     "a residual, four products": ((1, 24, 17, 17), 16, (3, 3), (E4M3, E5M2, E4M3), {"residual": E4M3}, (16, 16, 16)),
     "two boxes to halves": ((2, 136, 9, 10), 32, (3, 3), (E4M3, E4M3, F16), {"fn": "relu"}, (8, 8, 32)),
     "two boxes, two products": ((1, 144, 6, 9), 24, (5, 3), (E5M2, E4M3, E5M2), {}, (16, 8, 16)),
+    "three groups": ((1, 64, 17, 18), 48, (3, 3), (E4M3, E4M3, E4M3), {"fn": "relu"}, (8, 8, 64, 3)),
+    "four groups": ((1, 128, 10, 33), 32, (3, 3), (E4M3, E4M3, E4M3), {}, (8, 8, 32, 4)),
 }
 
 
-def from_patches(program: Program, tile: tuple[int, int, int], blocks: int = 2, **more: bool) -> Memory:
+def from_patches(program: Program, tile: tuple[int, ...], blocks: int = 2, **more: bool) -> Memory:
     """What conv_halo makes of a convolution, by so few blocks that a warpgroup has several tiles."""
-    (op,), config = program.ops, dict(zip(("across", "down", "columns"), tile, strict=True)) | more
+    (op,), config = program.ops, dict(zip(("across", "down", "columns", "groups"), tile, strict=False)) | more
     assert config in list(ConvHalo().configs(op, program, ARCHS["sm_90a"]))
     given = {name: recipe.values for name, recipe in program.constants.items()}  # type: ignore[union-attr]
     work = ConvHalo().work(op, program, config, ARCHS["sm_90a"])
@@ -247,9 +249,35 @@ def test_what_multiplies_where() -> None:
             takes = {k.name for k in KERNELS if isinstance(op, k.realises) and k.supports(op, program, arch) is None}
             kind = "gemm" if isinstance(op, Gemm) else "conv"
             families = {"simt": True, "mma": arch.cc >= (7, 0), "sm90": arch.name == "sm_90a"}
-            more = {"conv_direct": isinstance(op, Conv), "conv_halo": isinstance(op, Conv) and arch.name == "sm_90a"}
+            more = {"conv_direct": True, "conv_halo": arch.name == "sm_90a", "conv_patch": arch.cc >= (7, 5)}
+            more = {name: isinstance(op, Conv) and there for name, there in more.items()}
             there = {f"{kind}_{name}": there for name, there in families.items()} | more
             assert takes == {name for name, takes in there.items() if takes}
+
+
+OVERLAPPING: dict[str, tuple[int, int, Config]] = {
+    "a stage": (100, 24, {"swapped": True}),
+    "two": (200, 64, {}),
+    "three": (384, 24, {"swapped": True}),
+    "many": (1040, 40, {"swapped": True}),
+}
+
+
+@pytest.mark.parametrize("case", usually(OVERLAPPING, "three"))
+def test_sums_that_overlap(case: str) -> None:
+    """A stage's are added to the others while the next is multiplied, in two turns."""
+    depth, bm, more = OVERLAPPING[case]
+    program = of_float8("overlaps", (2, depth, 9, 8), 80, (1, 1), (E4M3,) * 3)
+    check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "overlaps": True, **more})
+
+
+@thorough
+@pytest.mark.parametrize(("bm", "bn"), [(112, 64), (64, 128)])
+def test_no_tile_whose_sums_overlap_spills(bm: int, bn: int) -> None:
+    program = of_float8("spills", (4, 520, 14, 14), 528, (1, 1), (E4M3,) * 3, fn="silu", residual=E4M3)
+    config = {"bm": bm, "bn": bn, "split": 1, "swapped": True, "overlaps": True}
+    (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
 
 
 LARGEST = [(rows, columns, {"split": 1}) for rows, columns in MOST_SUMS.items()]
@@ -266,10 +294,10 @@ def test_no_tile_of_wgmma_spills_registers(y: DType, residual: DType, bm: int, b
 
 
 @thorough
-@pytest.mark.parametrize("tile", [(16, 8, 64), (16, 16, 32), (8, 8, 64)])
-def test_no_patch_spills_registers(tile: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("tile", [(16, 8, 64), (16, 16, 32), (8, 8, 64), (8, 8, 64, 3), (8, 8, 32, 4)])
+def test_no_patch_spills_registers(tile: tuple[int, ...]) -> None:
     program = of_float8("spills", (2, 128, 30, 30), 64, (3, 3), (E4M3,) * 3, fn="silu", residual=E4M3)
-    config = dict(zip(("across", "down", "columns"), tile, strict=True))
+    config = dict(zip(("across", "down", "columns", "groups"), tile, strict=False))
     (launch,) = ConvHalo().work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
     assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
 

@@ -21,10 +21,10 @@ from tccompile.kernels import gemm_sm90_tile as tiles
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.kernels.parts.staging import BOXES
 from tccompile.kernels.spec import TiledMap
-from tests.gpu.cases import conv, gemm
+from tests.gpu.cases import conv, gemm, of_8_bits, of_float8
 from tests.kernels import machine
 from tests.kernels.support import check, on_two_blocks
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 ARCH = ARCHS["sm_90a"]
 CONV, GEMM = sm90.HOPPER
@@ -389,3 +389,66 @@ def test_machine_code_has_no_spills(case, swapped, bm, bn, split, steps, most):
     params = {**dict(launch.code.params), "stages": stages}
     used = resources(type(launch.code)(launch.code.kernel, tuple(sorted(params.items()))), ARCH)
     assert used.registers <= most and used.stack == 0
+
+
+@pytest.mark.parametrize(
+    ("image", "measured"),
+    [
+        ((512, 512), {64: 16.06, 112: 13.16, 144: 12.82, 200: 11.81, 256: 10.89}),
+        ((236, 320), {64: 5.59, 112: 5.30, 144: 4.53, 200: 4.75, 256: 5.11}),
+    ],
+)
+def test_rows_of_every_second_pixel_come_faster(image, measured):
+    """Microseconds of a convolution of 32 channels in a network on an H200, by the columns of a tile."""
+    program = conv_program((1, 32, *image), (64, 32, 3, 3), 2, 1)
+    told = {"bn": 64, "split": 1, "swapped": True}
+    costs = {bm: CONV.cost(program.ops[0], program, {"bm": bm, **told}, ARCH) for bm in measured}
+    assert all(costs[bm] == pytest.approx(us, rel=0.3) for bm, us in measured.items())
+    assert min(costs, key=costs.__getitem__) == min(measured, key=measured.__getitem__)
+
+
+SHORT = {
+    "64 of 192": (192, 64, {"bm": 32, "bn": 64, "swapped": True}),
+    "none of 528": (528, 0, {"bm": 64, "bn": 16}),
+    "32 for 22 of 150": (150, 32, {"bm": 64, "bn": 64}),
+    "96 of 352": (352, 96, {"bm": 32, "bn": 64, "swapped": True}),
+    "none of 240": (240, 0, {"bm": 64, "bn": 32}),
+    "none of 256": (256, 0, {"bm": 64, "bn": 32}),
+    "none of 96": (96, 0, {"bm": 64, "bn": 32}),
+    "none of a cluster's": (352, 0, {"bm": 64, "bn": 32, "split": 2}),
+}
+"""Channels, and how many bytes of them the first stage counts, so that others end with them: none where rows begin within sectors
+of 32 bytes, or where boxes end with them anyway."""
+
+
+@pytest.mark.parametrize("case", usually(SHORT, "32 for 22 of 150", "96 of 352"))
+def test_a_short_first_stage(case: str) -> None:
+    channels, short, how = SHORT[case]
+    program = of_8_bits(case, (1, channels, 9, 8), 48, (1, 1), (DType.U8, DType.I8, DType.U8), residual=DType.U8)
+    config = {"split": 1, **how}
+    (launch,) = CONV.work(program.ops[0], program, config, ARCH).launches
+    assert dict(launch.code.params).get("short", 0) == short
+    if config["split"] == 1:  # the machine has no clusters
+        check(CONV, program, config, once=False, arch=ARCH, run=machine.run)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"bm": 64, "bn": 64, "overlaps": True},
+        pytest.param({"bm": 40, "bn": 64, "swapped": True}, marks=thorough),
+        pytest.param({"bm": 24, "bn": 64, "swapped": True, "overlaps": True}, marks=thorough),
+    ],
+    ids=str,
+)
+def test_a_short_first_stage_of_rough_sums(config) -> None:
+    program = of_float8("short", (1, 160, 9, 8), 48, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3)
+    check(CONV, program, {"split": 1, **config}, once=False, arch=ARCH, run=machine.run)
+
+
+@thorough
+def test_channels_that_are_fewer_than_a_group_leave_turned() -> None:
+    program = of_8_bits("ten", (32, 240, 1, 1), 10, (1, 1), (DType.U8, DType.I8, DType.U8))
+    config = {"bm": 8, "bn": 64, "split": 1, "swapped": True}
+    assert config in list(CONV.configs(program.ops[0], program, ARCH))
+    check(CONV, program, config, once=False, arch=ARCH, run=machine.run)

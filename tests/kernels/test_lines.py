@@ -19,8 +19,8 @@ from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import I32, Config, Kernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.lower.lines import plain
-from tests.gpu.cases import F16, F32, Builder, cumulate, program_of, top_k
-from tests.kernels import machine
+from tests.gpu.cases import F16, F32, I64, Builder, cumulate, program_of, top_k
+from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
 from tests.tiers import APART, thorough
 
@@ -41,24 +41,27 @@ def test_values(kind: type, case: str) -> None:
 
 
 @pytest.mark.parametrize(("going", "row"), [(True, 3), (True, 0), (False, 2)])
-@pytest.mark.parametrize("shape", [(5, 3, 20), (4, 6)])
-def test_a_row_that_an_iteration_gives(shape: tuple[int, ...], going: bool, row: int) -> None:
-    """Over other memory than it has in a loop."""
+@pytest.mark.parametrize("shape", [(5, 3, 20), (4, 6), (5, 3, 3), (4,)])
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_a_row_that_an_iteration_gives(shape: tuple[int, ...], dtype: DType, going: bool, row: int) -> None:
+    """Over what it lies in: no other row is written."""
     b = Builder("row")
-    b.normal("x", (1, *shape[1:]), F16)
+    b.normal("x", (1, *shape[1:]), dtype)
     b.normal("over", shape, F32)
-    b.values("here", (np.arange(shape[0]) == row).reshape(-1, *[1] * (len(shape) - 1)), DType.BOOL)
+    b.values("at", np.array(row), I64)
     b.values("going", np.array(going), DType.BOOL)
     b.result(shape, F32)
-    op = Carry(
-        nodes=("row",), y="y", role="next", loop="loop", x="x", over="over", going="going", here="here", epilogue=plain(F32)
-    )
+    fields = {"role": "next", "loop": "loop", "over": "over", "going": "going", "at": "at"}
+    op = Carry(nodes=("row",), y="y", x="x", epilogue=plain(F32), **fields)
     program = Program((), (), b.tensors, b.constants, (op,))
-    check(CarryKernel(), program, once=False)
     values = {name: recipe.values for name, recipe in program.constants.items()}
     wanted = values["over"].copy()
     wanted[row] = values["x"][0] if going else wanted[row]
     np.testing.assert_array_equal(compute(op, program, values), wanted)
+    for config in CarryKernel().configs(op, program, ARCH):
+        memory = simulator.run(CarryKernel().work(op, program, config, ARCH), program, values, "y", ARCH)
+        np.testing.assert_array_equal(memory.result()[row], wanted[row])
+        assert (memory.there() == (np.arange(shape[0]) == row).reshape(-1, *[1] * (len(shape) - 1))).all()
 
 
 SMALL = ("top_k_integers", "cumsum_in_chunks", "places")

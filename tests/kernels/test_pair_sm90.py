@@ -144,7 +144,7 @@ def test_results_are_right(program, config):
     assert sum(bool(written.any()) for written in memory.written) == 2
 
 
-def bottlenecks(images: int = 1) -> onnx.ModelProto:
+def bottlenecks(images: int | str = 1) -> onnx.ModelProto:
     """Three residual blocks of 1×1 and 3×3 convolutions, whose last result but one is an output, too."""
     rng, nodes, weights = np.random.default_rng(0), [], []
 

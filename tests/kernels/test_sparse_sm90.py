@@ -58,12 +58,16 @@ S8, FP8 = (DType.U8, DType.I8, DType.F16), (DType.E4M3, DType.E4M3, DType.F16)
             (conv, ((2, 40, 7, 9), 72, (3, 3), 1, None, 1, 1, "bias relu"), 56, 64),
             (of_8_bits, ((1, 144, 7, 9), 40, (3, 3), S8), 64, 64),
             (of_float8, ((70, 1300), 198, (), FP8), 24, 64),
+            (gemm, ((300, 196), 250, "bias relu"), 200, 256),
+            (conv, ((2, 40, 7, 9), 256, (3, 3), 1, None, 1, 1, "bias relu"), 200, 256),
+            (of_8_bits, ((210, 390), 250, (), S8), 192, 256),
         ],
         0,
     ),
 )
 def test_compiled_code_computes(make, args, bm, bn):
-    """An odd number of stages, the last of them not full; taps whose channels fill none; results in several pieces."""
+    """An odd number of stages, the last of them not full; taps whose channels fill none; results in several pieces; two blocks of
+    a warpgroup."""
     program = sparse(make, *args)
     check(kernel(program), program, config(bm, bn), arch=ARCH, run=on_two_blocks)
 
@@ -97,15 +101,27 @@ def test_boxes_are_half_a_stage_of_values_and_their_places(case, values, places)
 
 
 def test_tiles_fit_shared_memory():
-    for bn, rows in tiles.SWAPPED.items():
+    for bn, rows in (tiles.SWAPPED | tiles.TALL).items():
         for bm in rows:
             for kinds in (("f16", "f16"), ("s8", "s8"), ("e4m3", "e4m3")):
-                for added in (False, True):
+                for added in (False, True)[: 1 if bn in tiles.TALL else 2]:
                     t = tiles.tile(config(bm, bn), ARCH, 100, True, added, kinds)
                     assert t.smem <= ARCH.smem_block and t.stages >= 2 and t.stage_bytes % KIB == 0
                     assert t.bm % t.piece == t.piece % t.span == 0 and t.places and t.places.at % 512 == 0
                     assert t.staged % (8 * 128) == 0, "boxes begin where their swizzle does"
-    assert tiles.tile(config(256, 128), ARCH, 100, True).stages == 4
+    assert tiles.tile(config(256, 128), ARCH, 100, True).stages == tiles.tile(config(200, 256), ARCH, 100, True).stages == 4
+
+
+def test_two_blocks_of_a_warpgroup_are_for_sums_that_are_kept_once():
+    def tall(program: Program) -> set[int]:
+        (op,) = program.ops
+        return {c["bm"] for c in kernel(program).configs(op, program, ARCH) if c["bn"] == 256 and is_sparse(c)}
+
+    assert tall(sparse(gemm, (4000, 128), 256)) == {176, 192, 200}
+    assert tall(sparse(of_8_bits, (4000, 128), 256, (), S8)) == {176, 192}, "integers have multiples of 16"
+    assert not tall(sparse(of_float8, (4000, 128), 256, (), FP8))
+    assert not tall(sparse(gemm, (4000, 128), 384)), "there are places for an odd number of 128 rows"
+    assert not tall(sparse(gemm, (4000, 128), 256, ep="bias residual")), "what is added comes in one box"
 
 
 def test_what_is_multiplied_as_dense():
@@ -125,7 +141,7 @@ def test_what_is_multiplied_as_dense():
 
 
 @thorough
-@pytest.mark.parametrize(("bm", "bn", "most"), [(256, 128, 168)])
+@pytest.mark.parametrize(("bm", "bn", "most"), [(256, 128, 168), (200, 256, 168)])
 def test_machine_code_has_no_spills(bm, bn, most):
     program = sparse(gemm, (600, 1024), 250, ep="bias relu")
     (launch,) = kernel(program).work(program.ops[0], program, config(bm, bn), ARCH).launches

@@ -34,12 +34,13 @@ AHEAD = ("conv_sm90", "gemm_sm90", "conv_halo", "conv_stem", "depthwise_sm90", "
 
 CASES = {
     **dict.fromkeys(("conv_sm90", "conv_mma", "conv_patch", "conv_halo"), "conv_unpadded"),
-    **dict.fromkeys(("gemm_sm90", "gemm_mma", "gemm_simt", "gemv", "gemv_mma"), "gemm_of_one"),
+    **dict.fromkeys(("gemm_sm90", "gemm_mma", "gemm_simt", "gemm_thin", "gemv", "gemv_mma"), "gemm_of_one"),
     **dict.fromkeys(("gemv_packed", "gemv_packed_mma"), "packed_row"),
     **dict.fromkeys(("conv_simt", "conv_direct", "depthwise"), "conv_of_one"),
     **dict.fromkeys(("attention", "attention_mma", "attention_sm90"), "attention_small"),
     **dict.fromkeys(("norm", "norm_split", "norm_team"), "norm_of_one"),
-    "conv_gemv": "conv_squeeze", "conv_gemv_mma": "conv_residual_output", "conv_stem": "conv_plain_fp16",
+    **dict.fromkeys(("conv_thin", "conv_gemv"), "conv_squeeze"),
+    "conv_gemv_mma": "conv_residual_output", "conv_stem": "conv_plain_fp16",
     "depthwise_mma": "depthwise_7x7", "depthwise_sm90": "depthwise_tail", "mlp": "mlp_small", "reduce": "sum_of_one",
     "softmax": "softmax_of_one", "pointwise": "integers", "pool": "mean_pool_of_one", "resize": "resize_fp32",
     "rnn_mma": "gru_before", "rnn_simt": "rnn_fp32", "cumulate": "cumsum_integers", "scan": "cumsum_integers",

@@ -11,7 +11,7 @@ import numpy as np
 from tccompile.ir.expr import Expr
 from tccompile.ir.extent import Shape
 from tccompile.ir.moments import Known, Moments
-from tccompile.ir.ops.op import OneOf, Op, Ref, Text
+from tccompile.ir.ops.op import Integers, OneOf, Op, Ref, Text
 
 TURNS = 1 << 24
 """Iterations of a loop, at most."""
@@ -32,7 +32,7 @@ class Carry(Op):
     loop   the loop's name, or the If's
     over   what entered in that memory, or may be picked
     going  one boolean that entered, or says which is picked
-    here   of "next", which rows of y get x, which is one row then: a boolean of each; the others stay
+    at     of "next", the number of the row of y that gets x, which is one row then; the others stay
     after  what else must have been computed before
     most   of "again", how many iterations take place at most
     """
@@ -42,7 +42,7 @@ class Carry(Op):
     x: Ref
     over: Ref | None = None
     going: Ref | None = None
-    here: Ref | None = None
+    at: Integers | None = None
     after: tuple[Ref, ...] = ()
     most: int = 0
 
@@ -54,10 +54,10 @@ class Carry(Op):
         return self.role in ("next", "again")
 
     def rule(self, shapes: Mapping[str, Shape], y: Shape) -> Iterator[bool]:
-        if self.here is None:
+        if self.at is None:
             yield shapes[self.x] in (y, ())
         else:
-            yield self.role == "next" and shapes[self.x] == (1, *y[1:]) and shapes[self.here] == (*y[:1], *[1] * (len(y) - 1))
+            yield self.role == "next" and bool(y) and shapes[self.x] == (1, *y[1:]) and shapes[self.at] == ()
         yield (self.over is not None) == (self.going is not None) == (self.stays or self.role == "pick")
         yield self.over is None or self.going is None or (shapes[self.over] == y and shapes[self.going] == ())
         yield (self.role == "again") == (self.most > 0) and self.most <= TURNS
@@ -66,12 +66,14 @@ class Carry(Op):
     def compute(self, values: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
         if self.over is not None and self.going is not None and not values[self.going].item():
             return values[self.over]
-        if self.here is not None and self.over is not None:
-            return np.where(values[self.here], values[self.x], values[self.over])
+        if self.at is not None and self.over is not None:
+            out = values[self.over].copy()
+            out[values[self.at].item()] = values[self.x][0]
+            return out
         return np.broadcast_to(values[self.x], shape)
 
     def moments(self, known: Known, at: Sequence[np.ndarray]) -> Moments:
-        places = at if self.here is None else (np.zeros_like(at[0]), *at[1:])
+        places = at if self.at is None else (np.zeros_like(at[0]), *at[1:])
         one = known.moments(self.x, places[: len(known.shape(self.x))])
         if self.role != "pick" or self.over is None:
             return one
