@@ -221,6 +221,7 @@ def _ending_with_k(how: Copies, problem: Problem) -> Copies:
     depth = problem.padded
     if how.size > 1 or how.k_major != (True, True) or not isinstance(depth, int):
         return how
+    assert isinstance(how.a, TiledMap)
     a, b = (replace(m, extents=(depth, *m.extents[1:])) for m in (how.a, how.b))
     rows = depth % STEP == 0 and how.chunk == how.whole < depth  # others are as slow wherever they begin
     return replace(how, a=a, b=b, short=depth % how.whole if rows else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -30,13 +30,15 @@ activations again, which takes shared memory as long as the products take Tensor
 
 LARGE = {64: (), 128: (176, 192)}
 """Rows beside those where each thread has its sums twice, so that 256 find no room. 8192³ in E4M3 takes 683 µs on an H200 with
-192 rows, 718 with 200, and 738 with 128. Not for 2:4 weights, beside which results leave in pieces, of which these have many:
-4096³ in E4M3 takes 90.5 µs on an H100 with 200 rows, 98.3 with 192 and 107.7 with 176."""
+192 rows, 718 with 200, and 738 with 128. 208 rows are not for these: 2097152×128×64 takes 220 µs with them, 197 with 200."""
+
+LARGE_SPARSE = {128: (176, 208)}
+"""The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
-MOST_SUMS = {64: 192, 128: 200, 192: 128}
+MOST_SUMS = {64: 192, 128: 208, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
 
 MOST_OVERLAPPING = 112
@@ -59,6 +61,12 @@ def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
 def swapped_rows(columns: int, kinds: tuple[str, str]) -> tuple[int, ...]:
     """Rows of tiles of so many columns with swapped operands of these types."""
     return (*SWAPPED[columns], *(LARGE[columns] if group_atom(*kinds).rough else ()))
+
+
+def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
+    """Rows and columns of tiles for 2:4 weights beside those of `SWAPPED`, with operands of these types."""
+    more = LARGE_SPARSE if group_atom(*kinds).rough else TALL
+    return [(bm, bn) for bn, rows in more.items() for bm in rows]
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class Tile:
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        own = 24 if self.blocks > 1 else 40
+        own = 24 if self.blocks > 1 or (self.atom.rough and self.product[1] > 200) else 40
         return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
     @property
@@ -184,14 +192,18 @@ class Tile:
         there have to be more, some 64."""
         if not self.sparse or self.added:
             return self.bm
-        several = (n for n in (64, *range(self.span, 105, self.span)) if self.bm % n == n % self.span == 0)
-        return next((n for n in several if n >= 40), self.bm)
+        return next(self._pieces(self.span), self.bm)
+
+    def _pieces(self, span: int) -> Iterator[int]:
+        """What pieces may have: several spans, and not too many of them."""
+        return (n for n in (64, *range(span, 105, span)) if n >= 40 and self.bm % n == n % span == 0)
 
     @property
     def span(self) -> int:
         """What is taken from the accumulators at once: columns of a box, or with swapped operands rows of the tile."""
-        most = 8 if self.blocks > 1 else 56  # they are taken into registers of which two blocks leave few
-        return max(n for n in range(8, most + 1, 8) if self.bm % n == 0) if self.swapped else min(self.columns, 32)
+        if not self.swapped:
+            return min(self.columns, 32)
+        return max(n for n in range(8, 57, 8) if self.bm % n == 0 and (self.blocks == 1 or any(self._pieces(n))))
 
     @property
     def pitch(self) -> int:

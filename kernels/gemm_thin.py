@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import ceil_div, least, round_up
+from tccompile.ir.extent import ceil_div, hint, least, round_up
 from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
@@ -77,7 +77,7 @@ class Shape:
     def resident(self, loads: int) -> int:
         """Blocks of a multiprocessor that have registers: for weights, rows of two turns, sums, what an epilogue loads, and what
         else a thread needs."""
-        registers = self.weights + 8 * self.groups * self.steps + 4 * self.tiles + (2 + loads * self.across) * self.lanes + 48
+        registers = self.weights + 8 * self.groups * self.steps + 4 * self.tiles + (2 + loads * self.across) * self.lanes + 56
         return next((n for n in (8, 6, 5, 4, 3) if registers <= 65536 // (THREADS * n)), 2)
 
 
@@ -116,6 +116,8 @@ class GemmThin(TextKernel):
         shape = shape_of(problem, 1)
         if shape.weights > MOST_WEIGHTS or shape.across > MOST_ACROSS:
             return f"its K of {problem.channels} by {problem.stored} columns are more weights than a warp has registers for"
+        if epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.y.mode != "vector":
+            return f"{shape.lanes} columns of {problem.y.name} are not stored at once where they are neighbours in memory"
         if problem.rows >= 1 << 29 or problem.x.span * problem.x.dtype.size // PIECE >= 1 << 31:
             return f"{problem.x.name} has {problem.rows} rows; it counts 2**29 of them, and pieces of 8 bytes in 31 bits"
         return None
@@ -132,14 +134,15 @@ class GemmThin(TextKernel):
         assert isinstance(problem, Problem)
         own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
-        warps = arch.sms * shape.resident(loads) * WARPS
-        turns = ceil_div(ceil_div(problem.rows, ROWS * shape.groups), warps)
+        rows, warps = hint(problem.rows), arch.sms * shape.resident(loads) * WARPS
+        turns = ceil_div(rows, ROWS * shape.groups * warps)
         # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results
         each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads) + 20)
-        issue = ceil_div(problem.rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
-        parts = traffic_us(op, program, arch), issue, turns * own.turn_us
-        longest = max(parts)
-        return measured(arch).launch_us + own.start_us + longest + own.exposed * (sum(parts) - longest)
+        issue = ceil_div(rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
+        moving = max(own.moving * traffic_us(op, program, arch), issue)
+        ready = own.ready_us + own.weight_us * shape.weights + own.across_us * (shape.across - 1)
+        both = max(moving, ready) + own.exposed * min(moving, ready)
+        return own.start_us + both + own.turn_us * turns + own.first_us * shape.groups / turns
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

@@ -640,6 +640,39 @@ def _finish_in_pieces(
     number_of_block, blocks = block
     places, boxes_read, others_read = each // box, hw.boxes_read(0), hw.boxes_read(each // box - 1)
 
+    def place_of(k: int) -> int:
+        return (number_of_block * (bm // piece) + k) % places
+
+    def put_part(k: int, part: int) -> Any:
+        """Some rows of a piece, whose sums are known here."""
+        number, further = k * parts + part, place_of(k) * box + part * (span * 128)
+
+        @inline
+        def put(acc, read, at, c, e):
+            put_span(take(acc, i32(number)), read, u32(at + further), c, e)
+
+        return put
+
+    def put_piece(k: int) -> Any:
+        put_all, offset = _one_by_one([put_part(k, part) for part in range(parts)]), place_of(k) * box
+
+        @inline
+        def piece_of(acc, read, at, c, e):
+            first, lanes, group, leads, column, m, batch = at
+            own = u32(first + offset)
+            if leads:
+                others_read()
+            hw.sync_group(i32(group + 1))
+            put_all(acc, read, u32(first + lanes), c, e[1:])
+            hw.fence_copies()
+            hw.sync_group(i32(group + 1))
+            if leads:
+                hw.store_box(e[0], own, column, i32(m + k * piece), batch)
+
+        return piece_of
+
+    put_pieces = _one_by_one([put_piece(k) for k in range(bm // piece)])
+
     @inline
     def finish(acc, read, thread, tile, turn, e):
         base, warp, lane, _, _ = thread
@@ -650,22 +683,27 @@ def _finish_in_pieces(
         lanes = ((lane >> 4) * 8 + (lane & 7)) * 128 + ((((warp & 3) * 2 + ((lane >> 3) & 1)) ^ (lane & 7)) * 16)
         block = i32(group * blocks + number_of_block)
         c = i32(n + block * 64 + (warp & 3) * 16 + (lane >> 2)) if blocks > 1 else i32(n + warp * 16 + (lane >> 2))
-        if leads:  # those of the tile before
+        if leads and number_of_block == 0:  # those of the tile before
             boxes_read()
-        for k in range(bm // piece):
-            own = u32(first + (k % places) * box)
-            if leads:
-                others_read()
-            hw.sync_group(i32(group + 1))
-            for part in range(parts):
-                put_span(take(acc, i32(k * parts + part)), read, u32(own + lanes + part * (span * 128)), c, e[1:])
-            hw.fence_copies()
-            hw.sync_group(i32(group + 1))
-            if leads:
-                hw.store_box(e[0], own, i32(n + block * 64), i32(m + k * piece), number)
+        put_pieces(acc, read, (first, lanes, group, leads, i32(n + block * 64), m, number), c, e)
         return i32(turn ^ 1)
 
     return finish
+
+
+def _one_by_one(steps: Sequence[Any]) -> Any:
+    """The device function that calls all of these of (acc, read, at, c, e), without a loop, so that it is known which sums each
+    takes."""
+    if len(steps) == 1:
+        return steps[0]
+    first, rest = steps[0], _one_by_one(steps[1:])
+
+    @inline
+    def every(acc, read, at, c, e):
+        first(acc, read, at, c, e)
+        rest(acc, read, at, c, e)
+
+    return every
 
 
 @inline

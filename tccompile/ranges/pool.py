@@ -49,8 +49,9 @@ FEW = 42
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
 
-TIMES = 4.5
-"""How many codes are taken at most, for each that the sizes in the middle would take."""
+TIMES, OVER, ENOUGH = 4.5, 1.6, 38
+"""How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
+which take long to compile."""
 
 GROWS, LEAST = 0.3, 64 << 10
 """How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
@@ -417,7 +418,8 @@ def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]
     weights = sum(program.tensors[name].nbytes for name in program.constants)
     room = max(LEAST, GROWS * (weights + CODE * alone[number]))
     parts = max(1, int(PARTS * room / (STEP * len(program.ops))))
-    return min(int(TIMES * alone[number]), alone[number] + int((1 - PARTS) * room / CODE)), parts
+    most = min(int(TIMES * alone[number]), max(ENOUGH, int(OVER * alone[number])))
+    return min(most, alone[number] + int((1 - PARTS) * room / CODE)), parts
 
 
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:

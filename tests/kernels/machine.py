@@ -597,7 +597,7 @@ class Machine:
             out = np.zeros(1, np.uint32)
             for k in range(4):
                 pick = (selector >> np.uint32(4 * k) & np.uint32(15)).astype(np.uint64)
-                assert (pick < 8).all()
+                assert (np.broadcast_to(pick, self.n)[mask] < 8).all()  # the others' are nobody's
                 out = out | ((both >> pick * np.uint64(8)) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * k)
             assign(out, mask)
 

@@ -8,7 +8,9 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.kernels.spec import Code
+from tccompile.ranges.box import between
 from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _by_use, _codes_for, _Costs, _most
+from tccompile.sizes import Size
 
 
 def code(name: str) -> Code:
@@ -45,10 +47,25 @@ def test_codes_come_in_the_order_of_their_use():
     assert [c.kernel for c in _by_use(points(4, 0.01), pool)] == ["shared", "own 2", "other"]
 
 
-@pytest.mark.parametrize(("weights", "most", "parts"), [(1 << 10, 19, 1), (1 << 19, 32, 5), (1 << 24, 54, 148)])
+@pytest.mark.parametrize(("weights", "most", "parts"), [(1 << 10, 19, 1), (1 << 19, 32, 5), (1 << 24, 38, 148)])
 def test_a_plan_of_few_weights_has_few_codes_and_parts(weights, most, parts):
     """Twelve codes would do for one size; a plan of a megabyte has room for so many codes as are worth it."""
     tensor = dense("w", (weights,), DType.U8)
     program = Program((), (), {"w": tensor}, {"w": None}, (None,) * 40)
     costs = [[(1.0, frozenset([code(f"own {i}")]))] for i in range(12)]
     assert _most([[[Case(1 / 12, own, 1.5) for own in costs]]], [program]) == (most, parts)
+
+
+def test_codes_are_so_many_at_most():
+    """Those stay that inferences lose most without: the one that serves all ops."""
+    pool = _codes_for(points(40, 0.3), 5)
+    assert len(pool) == 5 and code("shared") in pool
+
+
+@pytest.mark.parametrize(("bounds", "below"), [([(1, 512)], 9), ([(2, 32), (2, 77)], 12)])
+def test_points_between_lie_among_small_sizes_and_large_ones(bounds, below):
+    """Half of them evenly in how often sizes double: so many of 40 are in the lower half of the first size's doublings."""
+    box = tuple(Size(f"n{i}", low, high, 1) for i, (low, high) in enumerate(bounds))
+    found = between(box, 40)
+    assert len(found) > 35 and all(n in size.all for point in found for n, size in zip(point, box, strict=True))
+    assert below <= sum(point[0] ** 2 < box[0].low * box[0].high for point in found) <= below + 3
