@@ -320,7 +320,7 @@ class Hopper(OneWay):
         candidates = [c for c in candidates if fits(c)]
         costs = self._costs(way, program, arch)
         halved = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
-        halved += [c for c in self._sparse_only(way, program) if fits(c)]
+        halved += [{**c} for c in self._sparse_only(way, program) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
