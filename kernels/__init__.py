@@ -13,6 +13,8 @@ from tccompile.kernels.conv_stem import ConvStem
 from tccompile.kernels.cumulate import CumulateKernel
 from tccompile.kernels.custom import CustomKernel
 from tccompile.kernels.depthwise import Depthwise
+from tccompile.kernels.depthwise_bytes import DepthwiseBytes
+from tccompile.kernels.depthwise_bytes_sm90 import DepthwiseBytesSm90
 from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
 from tccompile.kernels.gemm_mma import MMA
@@ -50,6 +52,8 @@ KERNELS: tuple[Kernel, ...] = (
     ConvStem(),
     DepthwiseSm90(),
     DepthwiseMma(),
+    DepthwiseBytesSm90(),
+    DepthwiseBytes(),
     *MMA,
     *SIMT,
     Depthwise(),

@@ -25,7 +25,7 @@ THREADS = 128
 
 
 class ConvDirect(TextKernel):
-    """Every Conv of floats, or of bytes by weights in floats, whose output can be stored in rows of channels."""
+    """Every Conv of floats, or of bytes by floats or each by its own int8, whose output can be stored in rows of channels."""
 
     name = "conv_direct"
     realises = Conv
@@ -33,9 +33,12 @@ class ConvDirect(TextKernel):
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
         x, w = (program.tensors[name] for name in op.operands)
+        own_filters = w.shape[1] == 1 and x.dtype in BYTES and w.dtype is DType.I8
         for t in (x, w):
-            if not (t.dtype.is_float or (t is x and t.dtype in BYTES)):
+            if not (t.dtype.is_float or (t is x and t.dtype in BYTES) or own_filters):
                 return f"{t.name} is {t.dtype.value}, which is no float type"
+        if own_filters and epilogue.describe(op, program, epilogue.frame_of(op, program)).form.taken is not DType.F32:
+            return "its sums are stored as integers"
         return refusal(op, program, epilogue.frame_of(op, program))
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
@@ -94,7 +97,7 @@ class ConvDirect(TextKernel):
         scope = {
             "store": stored.function,
             "read_x": intrinsic("ptx.memory.load" if x.is_float else "ptx.memory.load_floats", x, vector, True, "global.nc"),
-            "read_w": intrinsic("ptx.memory.load", w, vector, False, "global.nc"),
+            "read_w": intrinsic("ptx.memory.load" if w.is_float else "ptx.memory.load_floats", w, vector, False, "global.nc"),
         }
         signature = {**parameters("address", "x, w"), **parameters("int", f"{SIZES}, {STEPS}"), "e": stored.kinds}
         return KernelText(signature, _body(params["lanes"], vector, params["pixels"], x.size, w.size), scope, THREADS)

@@ -39,15 +39,20 @@ class Depthwise(TextKernel):
         x, w = program.tensors[op.x], program.tensors[op.w]
         if not op.groups == x.shape[1] == w.shape[0]:
             return "it is no depthwise convolution: groups, input channels and output channels differ"
-        if not (is_vector_type(x) or x.dtype in BYTES) or not is_vector_type(w):
+        bytes_by_bytes = x.dtype in BYTES and w.dtype is DType.I8
+        if not bytes_by_bytes and (not (is_vector_type(x) or x.dtype in BYTES) or not is_vector_type(w)):
             return (
-                f"its input is {x.dtype.value} and its weights {w.dtype.value}; these must be float16 or float32, that bytes too"
+                f"its input is {x.dtype.value} and its weights {w.dtype.value}; these must be float16 or float32, that bytes "
+                "too, which int8 may multiply"
             )
         if not vectors(x, 1, LANES):
             return "its input's channels do not lie in aligned vectors of 8"
         if not vectors(w, 0, LANES):
             return "its weights' channels do not lie in aligned vectors of 8"
-        return refusal(op, program, epilogue.frame_of(op, program))
+        frame = epilogue.frame_of(op, program)
+        if bytes_by_bytes and epilogue.describe(op, program, frame).form.taken is not DType.F32:
+            return "its sums are stored as integers"
+        return refusal(op, program, frame)
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         assert isinstance(op, Conv)
@@ -102,8 +107,8 @@ class Depthwise(TextKernel):
         ahead = arch.has(Feature.EARLY_START) and taps != (0, 0) and (rows, columns, lanes) != CROWDED
         numbers = (
             *(units, rectangles, rows, groups, *divider(groups), tiles, *divider(tiles), bands, *divider(bands)),
-            *(p, q, height, width, *_image_strides(x), *_pair(w.strides[2:], 0), r, s, *_pair(op.strides, 1), *_pair(op.pads, 0)),
-            *(*_pair(op.dilations, 1), min(x.padded[1], w.padded[0])),
+            *(p, q, height, width, *image_strides(x), *pair(w.strides[2:], 0), r, s, *pair(op.strides, 1), *pair(op.pads, 0)),
+            *(*pair(op.dilations, 1), min(x.padded[1], w.padded[0])),
         )
         launch = Launch(
             code(
@@ -170,23 +175,23 @@ def unrolled(op: Conv, program: Program) -> tuple[tuple[int, int], int]:
     return ((r, s), op.strides[-1]) if square and even else ((0, 0), 0)
 
 
-def _pair(spatial: tuple[int, ...], default: int) -> tuple[int, int]:
+def pair(spatial: tuple[int, ...], default: int) -> tuple[int, int]:
     """(along H, along W), of one or two numbers."""
     return (default, *spatial)[-2:]  # type: ignore[return-value]
 
 
 def image(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """(N, C, H, W) of a shape of rank 3 or 4."""
-    return (*shape[:2], *_pair(shape[2:], 1))  # type: ignore[return-value]
+    return (*shape[:2], *pair(shape[2:], 1))  # type: ignore[return-value]
 
 
-def _image_strides(t: Tensor) -> tuple[int, int, int]:
+def image_strides(t: Tensor) -> tuple[int, int, int]:
     """Strides of N, H and W, in elements."""
-    return (t.strides[0], *_pair(t.strides[2:], 0))
+    return (t.strides[0], *pair(t.strides[2:], 0))
 
 
 def filter_of(w: Tensor) -> tuple[int, int]:
-    return _pair(w.shape[2:], 1)
+    return pair(w.shape[2:], 1)
 
 
 def lines(params: Value) -> list[str]:

@@ -31,6 +31,7 @@ from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import (
     CHUNK,
     CHUNK_BYTES,
@@ -470,6 +471,9 @@ class _Mma(OneWay):
         if form:
             fewer = memory_us([problem.w], arch) - memory_us([program.tensors[name] for name in form.tensors], arch)
         time = _time(problem, _tile(problem, config), int(config["splits"]), arch, loads, moving - fewer)  # type: ignore[arg-type]
+        results = problem.batches * problem.rows * problem.stored
+        functions = slots_of(way.epilogue.expr, program.tensors[way.y].dtype, arch) * results / (128 * arch.sms)
+        time += functions / measured(arch).cycles_us
         return time * DOUBT if form else time
 
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:

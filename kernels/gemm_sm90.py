@@ -47,7 +47,17 @@ from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
-from tccompile.kernels.gemm_sm90_tile import SWAPPED, TALL, TILES, Tile, overlapping, resident, room_for, swapped_rows, tile
+from tccompile.kernels.gemm_sm90_tile import (
+    SWAPPED,
+    TILES,
+    Tile,
+    overlapping,
+    resident,
+    room_for,
+    sparse_tiles,
+    swapped_rows,
+    tile,
+)
 from tccompile.kernels.implicit_gemm import DOUBT, OneWay, Problem, describe, sparse_form, unfit
 from tccompile.kernels.loops import entry
 from tccompile.kernels.parts import tile_order
@@ -306,17 +316,11 @@ class Hopper(OneWay):
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         if group_atom(*how.kinds).rough and how.steps > 1:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
-        candidates = list(filter(self._takes(way, program), candidates))
+        fits = self._takes(way, program)
+        candidates = [c for c in candidates if fits(c)]
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] != 192 and "overlaps" not in c]
-        tall = [{"bm": bm, "bn": bn, "split": 1, "swapped": True} for bn, every in TALL.items() for bm in every]
-        whole_groups = ceil_div(problem.stored, ROWS) % 2 == 0  # places are there for so many rows of weights
-        added = epilogue.loads_by_row(way, program)
-        halved += [
-            c
-            for c in tall
-            if whole_groups and not added and takes(c["bm"]) and room(c["bn"], c["bm"]) and c["bm"] <= problem.rows
-        ]
+        halved = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
+        halved += [{**c} for c in self._sparse_only(way, program) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
@@ -325,6 +329,15 @@ class Hopper(OneWay):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+
+    def _sparse_only(self, way: Op, program: Program) -> Iterator[Config]:
+        """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results
+        comes in one box, of which two blocks would need two."""
+        problem, how = self._described(way, program)
+        in_blocks = ceil_div(problem.stored, ROWS) % 2 == 0 and not epilogue.loads_by_row(way, program)
+        for bm, bn in sparse_tiles(how.kinds):
+            if group_atom(*how.kinds).takes(bm) and bm <= problem.rows and (bn == ROWS or in_blocks):
+                yield {"bm": bm, "bn": bn, "split": 1, "swapped": True}
 
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         return self._takes(way, program)(config)

@@ -28,10 +28,12 @@ TALL = {256: (176, 192, 200)}
 """The same for 2:4 weights whose sums a thread has once: a warpgroup has two blocks of 64 columns. For each block wgmma reads the
 activations again, which takes shared memory as long as the products take Tensor Cores, so what else that has to do counts."""
 
-LARGE = {64: (), 128: (176, 192, 208)}
+LARGE = {64: (), 128: (176, 192)}
 """Rows beside those where each thread has its sums twice, so that 256 find no room. 8192³ in E4M3 takes 683 µs on an H200 with
-192 rows, 718 with 200, and 738 with 128. Not for 2:4 weights, beside which results leave in pieces, of which these have many:
-4096³ in E4M3 takes 90.5 µs on an H100 with 200 rows, 98.3 with 192 and 107.7 with 176."""
+192 rows, 718 with 200, and 738 with 128. 208 rows are not for these: 2097152×128×64 takes 220 µs with them, 197 with 200."""
+
+LARGE_SPARSE = {128: (176, 208)}
+"""The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
@@ -59,6 +61,12 @@ def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
 def swapped_rows(columns: int, kinds: tuple[str, str]) -> tuple[int, ...]:
     """Rows of tiles of so many columns with swapped operands of these types."""
     return (*SWAPPED[columns], *(LARGE[columns] if group_atom(*kinds).rough else ()))
+
+
+def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
+    """Rows and columns of tiles for 2:4 weights beside those of `SWAPPED`, with operands of these types."""
+    more = LARGE_SPARSE if group_atom(*kinds).rough else TALL
+    return [(bm, bn) for bn, rows in more.items() for bm in rows]
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,9 @@ class GemmThin(TextKernel):
         each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads) + 20)
         issue = ceil_div(rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
         moving = max(own.moving * traffic_us(op, program, arch), issue)
-        return own.start_us + moving + own.turn_us * turns + own.first_us * shape.groups / turns
+        ready = own.ready_us + own.weight_us * shape.weights + own.across_us * (shape.across - 1)
+        both = max(moving, ready) + own.exposed * min(moving, ready)
+        return own.start_us + both + own.turn_us * turns + own.first_us * shape.groups / turns
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         problem = describe(op, program)

@@ -520,6 +520,29 @@ def test_a_process_without_a_cache_says_nothing_of_it(monkeypatch, recwarn):
     assert cache.get("0" * 64) is None and cache.size() == (0, 0) and not recwarn.list
 
 
+def test_jobs_that_come_while_others_are_compiled(monkeypatch):
+    """... have processes of their own, as many as there may be, also if only a few come at once"""
+    both, made = threading.Barrier(2, timeout=10), []
+
+    class Two:
+        def __init__(self, cached):
+            made.append(self)
+
+        def compile(self, job):
+            both.wait()  # for the other one, which comes later
+            return job
+
+        close = lambda self: None  # noqa: E731
+
+    monkeypatch.setattr(workers, "Worker", Two)
+    with workers.Team(3) as team:
+        for job in "ab":
+            team.begin([[job]])
+        found = {}
+        team.compile([["a"], ["b"]], found.__setitem__)
+    assert found == {"a": "a", "b": "b"} and len(made) == 2
+
+
 def test_a_failure_in_a_process(monkeypatch):
     """The first in the order asked for, as the same kind of error; no process stays"""
     jobs = [(code("nothing"), ARCHS[a], "cubin") for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")]

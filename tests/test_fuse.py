@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections import Counter
 
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.ir import reference
-from tccompile.ir.ops import Conv, Gemm, Mlp
+from tccompile.ir.ops import Conv, Gemm, Mlp, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
 from tccompile.load.model import load, sources
@@ -702,3 +703,16 @@ def test_rows_that_are_scattered_are_read_where_they_lie(low: int) -> None:
 def test_other_updates_are_scattered(near: dict) -> None:
     """Of few of the rows, of short ones, of elements, of sums, of more rows than are compared with each other."""
     assert ops(fuse(lower(load(rows_put_back(**near).model()))))["Scatter"] == 1
+
+
+def test_a_token_of_sums_leaves_them_to_their_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large what it is taken of: it would read each product beside the sum."""
+    monkeypatch.setattr(sys.modules["tccompile.fuse.compose"], "LARGE", 1)
+    net = Net(x=(2, 65, 16))
+    y = net("MatMul", "x", net.normal(16, 16))
+    for _ in range(2):
+        y = net("Add", y, net("MatMul", net("Tanh", y), net.normal(16, 16)))
+    token = net("Tanh", net("Gather", net("Mul", y, net.normal(16)), np.array(0), axis=1))
+    program = fused(net.out(net("MatMul", token, net.normal(16, 8)), net("Tanh", y)).model(), 2e-6)
+    sums = [op for op in program.ops if isinstance(op, Pointwise) and op.epilogue.expr.fn == "add"]
+    assert not sums and sum(len(op.epilogue.loads) > 0 for op in program.ops if isinstance(op, Gemm)) >= 2

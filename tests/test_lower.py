@@ -36,6 +36,23 @@ def test_networks(name: str) -> None:
             assert y.inner == 1 and y.padded[1] % 8 == 0, f"{op.nodes[0]} does not write channels innermost"
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["positions", "positions, then a function"])
+def test_pixels_that_become_tokens_are_rows(behind: bool) -> None:
+    """What is added before the transposition passes it, but every product reads rows of channels."""
+    net = Net(x=(2, 3, 8, 8))
+    patches = net("Conv", "x", net.normal(16, 3, 4, 4), kernel_shape=[4, 4], strides=[4, 4])
+    tokens = net("Transpose", net("Reshape", patches, np.array([2, 16, 4])), perm=[0, 2, 1])
+    placed = net("Add", tokens, net.normal(1, 4, 16))
+    placed = net("Tanh", placed) if behind else placed
+    normal = net("LayerNormalization", placed, net.normal(16))
+    model = net.out(net("MatMul", normal, net.normal(16, 24))).model()
+    program, inputs = lower(rewrite(load(model))), feeds(model, 0)
+    got, want = evaluate(program, inputs, sources(model)), reference(model, inputs)
+    assert all(relative_error(got[k], want[k]) < 2e-6 for k in want)
+    inside = [program.tensors[op.y] for op in program.ops if 16 in program.tensors[op.y].shape]
+    assert len(inside) > 3 and all(y.inner is not None and y.shape[y.inner] == 16 for y in inside)
+
+
 def test_float_inputs_and_outputs_keep_their_type_and_layout() -> None:
     for dtype, ours in ((np.float16, DType.F16), (np.float32, DType.F32), (np.float64, DType.F64)):
         net = Net(dtype=dtype, x=(1, 3, 5, 5))

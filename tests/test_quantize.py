@@ -195,7 +195,7 @@ def test_convolutions_that_no_tensor_core_multiplies_in_bytes_are_not_named_as_i
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool) -> None:
+def test_a_depthwise_convolution_is_in_bytes(signed: bool) -> None:
     """No zero point, which its padding would stand for; the scale is behind its sum."""
     net = Net(x=(1, 32, 8, 8))
     h = net("Conv", "x", net.normal(48, 32, 1, 1, scale=0.2))
@@ -208,7 +208,7 @@ def test_a_depthwise_convolution_reads_bytes_and_keeps_its_weights(signed: bool)
     program = fuse(lower(rewrite(made(graph, *stored(found, {a.name: OPERANDS for a in found})))))
     first, op, _ = (op for op in program.ops if isinstance(op, Conv))
     read = DType.I8 if signed else DType.U8
-    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.F32, DType.U8]
+    assert [program.tensors[t].dtype for t in (first.y, op.x, op.w, op.y)] == [read, read, DType.I8, DType.U8]
     assert known.tried[0].off < 0.1
     assert known.no_float8.keys() == known.within([graph], (), ("fp8",)).floats.keys()
 
@@ -834,6 +834,21 @@ def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bou
     program = fuse(lower(rewrite(of_floats.applied(rewritten(net)))))
     stored = [program.tensors[op.y].dtype.bits for op in program.ops if program.products(op)]
     assert sorted(stored) == [8 if "t5" in names else 32, 32, 32, 32, 32]
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_is_multiplied_by_numbers_made_of_its_means_is_in_bytes_too(faster: bool) -> None:
+    net = Net(x=(1, 32, 12, 12))
+    image = net("Relu", net("Conv", "x", net.normal(32, 32, 1, 1, scale=0.2)))
+    gate = net("Sigmoid", net("Conv", net("GlobalAveragePool", image), net.normal(32, 32, 1, 1, scale=0.2)))
+    net = net.out(net("Conv", net("Mul", image, gate), net.normal(32, 32, 1, 1, scale=0.2)))
+
+    def times(made: gs.Graph) -> Steps:
+        stored = any(n.op == "QuantizeLinear" and n.inputs[0].name == image for n in made.nodes)
+        return [*steps(made, 2.0, 1.0), (("n5",), 0.5 if stored == faster else 1.0)]
+
+    found = picked(net, 1.0, times)
+    assert len(found.layers) == 3 and (image in found.tensors) == faster
 
 
 def test_products_that_are_one_launch_with_a_sum_in_bytes_are_chosen_with_it() -> None:

@@ -399,6 +399,13 @@ def pack_rounded(dtype: DType, word: str, values: list[str]) -> list[str]:
     return [*lines, f"cvt.u16.u32 {word}, {whole};" if len(values) == 2 else f"mov.b32 {word}, {whole};"]
 
 
+@cache
+def rounded(dtype: DType) -> Any:
+    """The device function of four float32 → a word of four bytes: `pack_rounded`."""
+    text = _block([".reg .b32 word;", *pack_rounded(dtype, "word", ["$1", "$2", "$3", "$4"]), "mov.b32 $0, word;"], "")
+    return instruction(text, i32, f32, f32, f32, f32, pure=True)
+
+
 def _pack_clamped(dtype: DType, word: str, values: list[str]) -> list[str]:
     """The same before."""
     fields, whole = [f"{word}f{j}" for j in range(len(values))], f"{word}w"

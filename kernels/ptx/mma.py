@@ -191,6 +191,21 @@ def warp_multiply(name: str, a: str | None = None, b: str | None = None) -> Any:
 
 
 @cache
+def warp_multiply_sparse(name: str, a: str, b: str) -> Any:
+    """The device function (acc, a, b, which) → acc of one mma.sp of 8 bits: four sums, four words each, a word of places.
+
+    A lane t of four has fours 2t and 2t + 1 of the first 32 of K of a's rows g and g + 8, two numbers each, and then of the last
+    32; of b's column g it has the t-th four of every 16 of K. `which`: as `multiply_sparse` has it, the same for all fours.
+    """
+    atom = ATOMS[name]
+    kind = SUMS[atom.acc][0]
+    text = (
+        f"{atom.text(a=a, b=b)} {{$0, $1, $2, $3}}, {{$8, $9, $10, $11}}, {{$12, $13, $14, $15}}, {{$4, $5, $6, $7}}, $16, 0x0;"
+    )
+    return instruction(text, (kind,) * 4, *(kind,) * 4, *(u32,) * 8, i32, pure=True)
+
+
+@cache
 def multiply_fragment(name: str) -> Any:
     """The device function of one instruction of a warp: four accumulators, the words of a and those of b → accumulators.
 

@@ -24,6 +24,12 @@ ballot = instruction("{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32
 count_bits = instruction("popc.b32 $0, $1;", i32, i32, pure=True)
 """How many bits are set."""
 
+permute = instruction("prmt.b32 $0, $1, $2, $3;", i32, i32, i32, i32, pure=True)
+"""permute(a, b, pick): of a's bytes, 0 to 3, and b's, 4 to 7, those that the last four hexadecimal digits of `pick` number."""
+
+shifted = instruction("shl.b32 $0, $1, $2;", i32, i32, i32, pure=True)
+"""shifted(a, n): a · 2^n in 32 bits, so 0 where n is 32."""
+
 product = instruction("mul.rn.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a times b, rounded before anything is added to it."""
 

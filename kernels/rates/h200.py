@@ -13,6 +13,8 @@ from tccompile.kernels.rates.rate import (
     ConvPatch,
     ConvStem,
     Depthwise,
+    DepthwiseBytes,
+    DepthwiseBytesSm90,
     DepthwiseMma,
     DepthwiseSm90,
     GemmMma,
@@ -43,10 +45,12 @@ CONV_STEM = "fitted to 148 times of 30 convolutions on an H200; estimates are 10
 CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
+BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
+BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
-THIN = "14 times of 6 products in E4M3 on an H200"
+THIN = "35 times of 27 products in E4M3 on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
@@ -117,6 +121,19 @@ H200 = Rates(
         instruction_us=Rate(0.0013, "µs", DEPTHWISE, "2026-11-22"),
         exposed=Rate(0.3, "of the time", DEPTHWISE, "2026-11-22"),
     ),
+    depthwise_bytes=DepthwiseBytes(
+        start_us=Rate(2.1, "µs", BYTES_BY_BYTES, "2026-11-26"),
+        issue=Rate(0.93, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+        line=Rate(0.144, "cycles", BYTES_BY_BYTES, "2026-11-26"),
+        moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
+    ),
+    depthwise_bytes_sm90=DepthwiseBytesSm90(
+        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
+    ),
     depthwise_mma=DepthwiseMma(
         mma_sync=Rate(0.6, "of the rate", UNKNOWN, "2026-11-21"),
         older=Rate(0.9, "of the rate", UNKNOWN, "2026-11-21"),
@@ -143,9 +160,13 @@ H200 = Rates(
     ),
     gemm_thin=GemmThin(
         start_us=Rate(0.9, "µs", THIN, "2026-11-26"),
+        ready_us=Rate(0.45, "µs", THIN, "2026-11-26"),
+        weight_us=Rate(0.03, "µs", THIN, "2026-11-26"),
+        across_us=Rate(0.3, "µs", THIN, "2026-11-26"),
+        exposed=Rate(0.8, "of the time", THIN, "2026-11-26"),
         moving=Rate(0.92, "of the time", THIN, "2026-11-26"),
         issue=Rate(2.4, "instructions", "by count of instructions", "2026-11-26"),
-        turn_us=Rate(0.18, "µs", THIN, "2026-11-26"),
+        turn_us=Rate(0.12, "µs", THIN, "2026-11-26"),
         first_us=Rate(0.3, "µs", THIN, "2026-11-26"),
     ),
     gemv=Gemv(

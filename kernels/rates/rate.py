@@ -156,6 +156,36 @@ class Depthwise:
 
 
 @dataclass(frozen=True)
+class DepthwiseBytes:
+    """What `depthwise_bytes.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, and what its blocks wait for."""
+    issue: Rate
+    """Where instructions are issued at every cycle."""
+    line: Rate
+    """A line of the L1 cache, of those that a warp reads or writes at once."""
+    moving: Rate
+    """Each tensor's bytes once."""
+
+
+@dataclass(frozen=True)
+class DepthwiseBytesSm90:
+    """What `depthwise_bytes_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, the first boxes' way in and the last ones' way out."""
+    moving: Rate
+    """Each tensor's bytes once."""
+    product: Rate
+    """A product, where Tensor Cores are busy."""
+    alone: Rate
+    """A product of a warp, of those that it makes one after the other."""
+    half: Rate
+    """A result in halves, more than one in bytes, of a lane."""
+
+
+@dataclass(frozen=True)
 class DepthwiseMma:
     """What `depthwise_mma.py` asks of a GPU."""
 
@@ -264,7 +294,15 @@ class GemmThin:
     """What `gemm_thin.py` asks of a GPU."""
 
     start_us: Rate
-    """From the launch before, with weights that come before rows are asked for."""
+    """From the launch before."""
+    ready_us: Rate
+    """Until a warp has its weights, beside what follows."""
+    weight_us: Rate
+    """More for each register of weights."""
+    across_us: Rate
+    """More for what is stored in each turn beside the first 4 · lanes columns."""
+    exposed: Rate
+    """What is not hidden of that and of what rows and results take, of the shorter one."""
     moving: Rate
     """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
@@ -768,6 +806,8 @@ class Rates:
     conv_stem: ConvStem
     conv_patch: ConvPatch
     depthwise: Depthwise
+    depthwise_bytes: DepthwiseBytes
+    depthwise_bytes_sm90: DepthwiseBytesSm90
     depthwise_mma: DepthwiseMma
     depthwise_sm90: DepthwiseSm90
     gemm_thin: GemmThin

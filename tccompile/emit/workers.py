@@ -53,7 +53,7 @@ class Team:
     def begin(self, groups: Sequence[Sequence[Job]]) -> None:
         """Have jobs compiled. Those of a group go to the same process, one after the other; those begun before are left out."""
         new = [own for group in groups if (own := [job for job in group if job not in self])]
-        for _ in range(min(self.most, sum(map(len, new))) - len(self._workers)):
+        for _ in range(min(self.most, len(self._begun) + sum(map(len, new))) - len(self._workers)):
             self._workers.append(worker := Worker(self.cached))
             self._idle.append(worker)
         for group in new:

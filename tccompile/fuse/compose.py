@@ -52,7 +52,8 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     y = e.tensors[consumer.y]
     if len(e.readers[name]) > 1:
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
-        free = free or worth(f"a little of {name} for {consumer.y}", t.size >= LARGE and y.size * FEW <= t.size)
+        little = not free and worth(f"a little of {name} for {consumer.y}", t.size >= LARGE and y.size * FEW <= t.size)
+        free = free or (little and not _joins_its_producer(e, producer))  # whose result would have two readers
         if not free:
             return None
     sums = t.dtype in (DType.I8, DType.U8)

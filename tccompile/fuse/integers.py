@@ -30,6 +30,8 @@ def read_integers(program: Program) -> Program:
         if not isinstance(op, Pointwise) or not _dequantizes(e, op):
             continue
         readers = [(at, reader) for at in sorted(e.readers[op.y]) if (reader := e.ops[at]) is not None]
+        if all(isinstance(reader, Pointwise) and e.tensors[reader.y].size <= e.tensors[op.y].size for _, reader in readers):
+            continue  # `compose` makes one op of them, or the integers' producer computes all of it
         merged = [(at, _of_integers(e, op, reader)) for at, reader in readers]
         for at, reader in merged if all(reader is not None for _, reader in merged) else ():
             assert reader is not None

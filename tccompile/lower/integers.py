@@ -97,6 +97,17 @@ def _bytes(b: Builder, x: Factor, w: Factor, terms: int, rows: Callable[[np.ndar
     return Bytes(x.whole, w.whole, 0, terms * 255 * 255) if zero == byte_products.zero_of(w.zero) == 0 else None
 
 
+def _own_filters(b: Builder, x: Factor, w: Factor, rows: Callable[[np.ndarray], np.ndarray]) -> Bytes | None:
+    """The operands of a depthwise convolution as bytes, where x has no zero point and sums are exact in float32."""
+    if byte_products.zero_of(x.zero) != 0 or not w.is_constant:
+        return None
+    weights = w.differences(b)
+    assert isinstance(weights, gs.Constant)
+    given = byte_products.of_weights(b, x.whole, 0, weights, rows)
+    fits = given is not None and given.bound <= EXACT and b.io_dtype(given.w) is DType.I8
+    return given if fits else None
+
+
 def _difference(b: Builder, t: gs.Tensor, z: gs.Tensor | None, axis: int, order: Order | None) -> gs.Tensor:
     shape = shape_of(t)
     if isinstance(t, gs.Constant) and (z is None or isinstance(z, gs.Constant)):
@@ -235,7 +246,8 @@ def convolution(b: Builder, x: Factor, w: Factor, y: gs.Tensor, finish: Finish) 
         return values.reshape(o, k)
 
     whole = len(size) < 3 and (groups == 1 or share_c % byte_products.LEAST == 0)
-    given = _bytes(b, x, w, share_c, rows) if whole else None
+    own_filters = len(size) < 3 and groups == o > 1 and share_c == 1
+    given = _bytes(b, x, w, share_c, rows) if whole else _own_filters(b, x, w, rows) if own_filters else None
     if given is not None:
         byte_products.convolution(b, given, y, lambda reads, acc: finish(reads, acc, given.bound))
         return

@@ -34,6 +34,7 @@ from tccompile.ir.types import DType
 from tccompile.lower.builder import Builder, Reads, shape_of
 from tccompile.lower.lines import scatter_rows
 from tccompile.lower.positions import position
+from tccompile.rewrites.transposes import ELEMENTWISE
 
 # --- Views -----------------------------------------------------------------------------------------------------------
 
@@ -132,9 +133,22 @@ def reshape(node: gs.Node, b: Builder) -> None:
     shape = shape_of(y)
     # Pixels that become a sequence, (N, C, H, W) → (N, C, H·W) → (N, H·W, C), keep their channels innermost all the way.
     images = x.rank >= 3 and len(shape) >= 3 and x.shape[:2] == shape[:2] and shape[1] > 1 and x.order[-1] == 1
-    last = any(n.op == "Transpose" and list(n.attrs.get("perm", (0,)))[-1] == 1 for n in y.outputs)
-    order = (0, *range(2, len(shape)), 1) if images and last else None
+    order = (0, *range(2, len(shape)), 1) if images and _turned(y) else None
     b.copy(reshape_view(x.name, x.shape, shape), b.result(y, order))
+
+
+def _turned(t: gs.Tensor) -> bool:
+    """Whether a transposition that puts axis 1 last follows, at once or behind what is computed of each element."""
+    seen, left = {t.name}, [t]
+    while left:
+        for node in left.pop().outputs:
+            if node.op == "Transpose" and list(node.attrs.get("perm", (0,)))[-1] == 1:
+                return True
+            y = node.outputs[0]
+            if node.op in ELEMENTWISE and y.name not in seen and shape_of(y) == shape_of(t):
+                seen.add(y.name)
+                left.append(y)
+    return False
 
 
 def transpose(node: gs.Node, b: Builder) -> None:

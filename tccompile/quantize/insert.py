@@ -61,8 +61,8 @@ def quantized(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[
     edit = Editor(graph)
     found = {name: layer for name, layer in products(graph).items() if name in names}
     for layer in found.values():
-        if not isinstance(layer, Layer) or layer.depthwise:
-            continue  # attention has no weights, and those of a channel's own filter are as they were
+        if not isinstance(layer, Layer):
+            continue  # attention has no weights
         x = tensors[layer.x.name]
         if x.grid.float8:
             _in_float8(edit, layer)

@@ -49,6 +49,8 @@ HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormaliza
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
 """Operators that do not read bytes but by way of floats that are stored for them."""
 
+MEANS = ("GlobalAveragePool", "ReduceMean")
+
 WEIGHTS_OFF = 2.6e-2
 """What attention is off by whose weights are rounded to E4M3, relative to it, where values average to nothing."""
 
@@ -186,7 +188,7 @@ def find(
     graph = smoothed(graph, smooth)
     found, floats = layers(graph)
     attended, refused = attentions(graph, {layer.x.name for layer in found})
-    added = _added(graph)
+    added = [*_added(graph), *_gated(graph)]
     wanted = _moved_with(graph) | {name: 1 for name in added} | _channels(found) | _channels(attended)
     observed = observe(lower(graph), seen, sources, wanted, ticks.tick, begun.gains)
     by_name = _by_name(found, observed, floats)
@@ -372,6 +374,25 @@ def _added(graph: gs.Graph) -> list[str]:
     return [*found]
 
 
+def _gated(graph: gs.Graph) -> list[str]:
+    """Images that only their own means read, and products with a number for each channel, as squeeze and excitation has it."""
+    outside, found = {id(t) for t in graph.outputs}, list[str]()
+    for node in graph.nodes:
+        for t in node.outputs:
+            shape = t.shape or ()
+            if id(t) in outside or len(shape) != 4 or np.dtype(t.dtype) != np.float32:
+                continue
+            means = [reader for reader in t.outputs if reader.op in MEANS]
+            gates = [reader for reader in t.outputs if reader.op == "Mul" and any(_is_gate(x) for x in reader.inputs)]
+            if means and gates and len(means) + len(gates) == len(t.outputs):
+                found.append(t.name)
+    return found
+
+
+def _is_gate(t: gs.Tensor) -> bool:
+    return isinstance(t, gs.Variable) and list((t.shape or ())[2:]) == [1, 1]
+
+
 def _sum(observed: Observed, name: str) -> Activation:
     values = observed.values[name]
     how, squares = list[Mapping[str, Tensor]]([{}]), [0.0]
@@ -400,7 +421,7 @@ def _activation(graph: gs.Graph, name: str, own: list[Layer], observed: Observed
     for float8 in (False, True):
         one = Tensor(grid_of(values.likely(float8), float8, any(layer.depthwise for layer in own)), values.means, shared=True)
         how += [{name: replace(one, shared=False)}, {name: one}]
-        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True) if not layer.depthwise]
+        rounded = [(g, layer.rows()) for g, layer in zip(gains, own, strict=True)]
         by_weights = sum((g * weight_error(rows, float8, ticks.rounded)) ** 2 for g, rows in rounded)
         rounding = _rounding(values, one.grid) ** 2
         as_operand = sum(g**2 for g in gains) * rounding

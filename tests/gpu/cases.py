@@ -475,16 +475,21 @@ def halves_to_bytes(case: str, x: tuple[int, int, int, int], n: int, window: tup
 def depthwise_of_bytes(
     case: str, x: tuple[int, ...], window: tuple[int, ...], kinds: tuple[DType, DType, DType], stride: int = 1
 ) -> Program:
-    """A depthwise Conv of bytes by weights in floats; a result in bytes is rounded and saturated. `kinds`: types of x, w, y."""
+    """A depthwise Conv of bytes, by floats or int8; a result in bytes is rounded and saturated. `kinds`: types of x, w, y."""
     b, channels, order = Builder(case), x[1], NHWC if len(window) == 2 else NWC
     low, high = int(kinds[0].lowest), int(kinds[0].largest)
     b.values("x", b.rng.integers(low, high + 1, x), kinds[0], order, 16)
-    b.normal("w", (channels, 1, *window), kinds[1], DEPTHWISE if len(window) == 2 else (2, 1, 0), 0.1)
+    shape, factor, across = (channels, 1, *window), 0.125, DEPTHWISE if len(window) == 2 else (2, 1, 0)
+    if kinds[1] is DType.I8:
+        b.values("w", b.rng.integers(-127, 128, shape), DType.I8, across, 16)
+        factor = 2.0**-11
+    else:
+        b.normal("w", shape, kinds[1], across, 0.1)
     b.normal("bias", (channels,), F32)
     pads = tuple(k // 2 for k in window)
     spatial = tuple(extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True))
     y = b.result((x[0], channels, *spatial), kinds[2], order)
-    expr = call("add", call("mul", ACC, 0.125), load(0))
+    expr = call("add", call("mul", ACC, factor), load(0))
     if kinds[2].size == 1:
         limits = (const(kinds[2].lowest), const(kinds[2].largest))
         expr = cast(Expr("saturate", (call("round", expr), *limits)), I64)
@@ -1252,6 +1257,13 @@ CASES: Cases = {
     "depthwise_u8": _case(depthwise_of_bytes, (2, 40, 15, 18), (3, 3), (DType.U8, F16, DType.U8)),
     "depthwise_s8_stride2": _case(depthwise_of_bytes, (2, 36, 17, 14), (5, 5), (DType.I8, F16, F16), stride=2),
     "depthwise_s8_7x7": _case(depthwise_of_bytes, (1, 24, 14, 14), (7, 7), (DType.I8, F16, DType.I8)),
+    "depthwise_bytes_3x3": _case(depthwise_of_bytes, (3, 40, 13, 17), (3, 3), (DType.U8, DType.I8, DType.U8)),
+    "depthwise_bytes_3x3_stride2": _case(depthwise_of_bytes, (2, 80, 15, 14), (3, 3), (DType.I8, DType.I8, F16), stride=2),
+    "depthwise_bytes_5x5": _case(depthwise_of_bytes, (2, 24, 11, 9), (5, 5), (DType.I8, DType.I8, DType.I8)),
+    "depthwise_bytes_5x5_stride2": _case(depthwise_of_bytes, (5, 144, 14, 14), (5, 5), (DType.U8, DType.I8, F16), stride=2),
+    "depthwise_bytes_7x7": _case(depthwise_of_bytes, (1, 16, 7, 7), (7, 7), (DType.U8, DType.I8, DType.U8)),
+    "depthwise_bytes_1d": _case(depthwise_of_bytes, (2, 40, 50), (5,), (DType.U8, DType.I8, F16)),
+    "depthwise_bytes_9": _case(depthwise_of_bytes, (2, 40, 50), (9,), (DType.I8, DType.I8, F32)),
     "depthwise_u8_1d": _case(depthwise_of_bytes, (2, 40, 50), (9,), (DType.U8, F32, F32)),
     "depthwise_many": _case(conv, (1, 24, 9, 11), 24, (3, 3), groups=24, ep=MANY),
     # matrix products

@@ -70,38 +70,46 @@ class CopyEngine:
     def boxes_read(self) -> None:
         for map_, at, first in self.stores:
             k, offsets, inside = self._box(map_, first)
-            box = self.shared[self._places(at, map_)].view(np.uint16).reshape(inside.shape)
-            target, written = self.memory.buffers[k].view(np.uint16), self.memory.written[k].reshape(-1, 2)
+            kind = self._kind(k)
+            box = self.shared[self._places(at, map_)].view(kind).reshape(inside.shape)
+            target, written = self.memory.buffers[k].view(kind), self.memory.written[k].reshape(-1, kind.itemsize)
             target[offsets[inside]] = box[inside]
             np.add.at(written, offsets[inside], 1)
         self.stores.clear()
 
     def _copy(self, at: int, map_: TiledMap, barrier: int, first: Sequence[int]) -> None:
         k, offsets, inside = self._box(map_, first)
-        box = np.where(inside, self.memory.buffers[k].view(np.uint16)[np.where(inside, offsets, 0)], np.uint16(0))
+        stored = self.memory.buffers[k].view(self._kind(k))
+        box = np.where(inside, stored[np.where(inside, offsets, 0)], stored.dtype.type(0))
         self.shared[self._places(at, map_)] = box.reshape(-1).view(np.uint8)
         self.phases[barrier][2] -= box.nbytes
         self._complete(barrier)
 
+    def _kind(self, k: int) -> np.dtype:
+        """As what a buffer's elements are copied, of one byte or two."""
+        return np.dtype({1: np.uint8, 2: np.uint16}[self.memory.buffers[k].itemsize])
+
     def _box(self, map_: TiledMap, first: Sequence[int]) -> tuple[int, np.ndarray, np.ndarray]:
-        """The buffer, the elements of a box of halves in it, innermost dimension last, and whether each is in the array."""
+        """The buffer, the elements of a box in it, innermost dimension last, and whether each is in the array."""
         k, at = divmod(self.memory.pointer(Ptr(map_.tensor, map_.bytes)), SPACE)
+        size = self._kind(k).itemsize
         assert at % 16 == 0 and all(s % 16 == 0 for s in map_.strides) and set(map_.steps) == {1}, "a map that cannot be encoded"
         assert all(0 < n <= 256 for n in map_.box), "a box that cannot be copied"
-        assert map_.swizzle in (0, 2 * map_.box[0]), "rows that are narrower or wider than their swizzle"
-        assert 2 * map_.box[0] % 16 == 0, "a box that is no whole vectors wide"
+        assert map_.swizzle in (0, size * map_.box[0]), "rows that are narrower or wider than their swizzle"
+        assert size * map_.box[0] % 16 == 0, "a box that is no whole vectors wide"
         assert all(n > 0 for n in map_.extents), "an array without elements"
-        offsets, inside = np.array((at - SPACE // 2) // 2), np.array(True)
-        for n, size, extent, stride in zip(first, map_.box, map_.extents, (2, *map_.strides), strict=True):
-            index = np.arange(n, n + size).reshape(-1, *[1] * offsets.ndim)
-            offsets = offsets + index * (stride // 2)
+        offsets, inside = np.array((at - SPACE // 2) // size), np.array(True)
+        for n, count, extent, stride in zip(first, map_.box, map_.extents, (size, *map_.strides), strict=True):
+            index = np.arange(n, n + count).reshape(-1, *[1] * offsets.ndim)
+            offsets = offsets + index * (stride // size)
             inside = inside & (index >= 0) & (index < extent)
         return k, offsets, inside
 
     def _places(self, at: int, map_: TiledMap) -> np.ndarray:
         """The bytes of shared memory of a box: chunks of 16 bytes are swapped as lines of 128 bytes go on."""
         assert at % (8 * map_.swizzle or 128) == 0, "a box that is not aligned to its swizzle's pattern"
-        places = np.arange(at, at + 2 * math.prod(map_.box))
+        k, _ = divmod(self.memory.pointer(Ptr(map_.tensor, 0)), SPACE)
+        places = np.arange(at, at + self._kind(k).itemsize * math.prod(map_.box))
         return places ^ ((places >> 7) & max(map_.swizzle // 16 - 1, 0)) << 4
 
     def matrices(self, asked: Mapping[int, tuple], n: int) -> dict[int, Any]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from tccompile.arch import Arch, Feature
 from tccompile.emit.ptx import ptx_text
+from tccompile.ir.extent import round_up
 from tccompile.ir.program import Program
 from tccompile.ir.storage import from_storage, to_storage
 from tccompile.ir.types import DType
@@ -36,6 +37,12 @@ SHARED = 1 << 62
 MAPS = 1 << 61
 STEP = 32  # bytes of K that a wgmma takes
 """The address of a launch's first tensor map; others lie 128 bytes apart."""
+
+WINDOW = 1 << 18
+"""From the addresses of a block's shared memory to those of the next one of its cluster."""
+
+NAMES = 16
+"""Barriers of a block by name. Those of a cluster's blocks are numbered one block after the other, and its own comes last."""
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -163,8 +170,15 @@ class Machine:
     def __init__(self, launch: Launch, text: str, memory: Memory, early: bool = False, beyond: bool = False) -> None:
         """`early`: other grids may still run when this one starts. `beyond`: as `run` has it."""
         self.beyond = beyond
-        self.parsed, self.memory, self.n = parse(text), memory, launch.block
+        self.parsed, self.memory = parse(text), memory
         self.grid, self.smem = launch.grid, launch.smem
+        clusters = re.search(r"\.reqnctapercluster (\d+)", text)
+        self.blocks = int(clusters[1]) if clusters else 1
+        each = launch.block if self.blocks == 1 else round_up(launch.block, 128)  # threads, some of which there are not
+        self.n = self.blocks * each
+        self.rank = np.arange(self.n) // each
+        self.there = np.arange(self.n) % each < launch.block
+        self.windows = self.rank * WINDOW
         self.early, self.waited, self.ahead = early, np.zeros(self.n, bool), set[int]()
         assert not (early and "ld.global.nc" in text), "ptxas moves ld.global.nc ahead of griddepcontrol.wait"
         constants = {memory.program.tensors[name].storage for name in memory.program.constants}
@@ -182,7 +196,8 @@ class Machine:
             np.array([a if k[0] == "f" else int(a) & (1 << int(k[1:])) - 1], dtype_of(k)).view(UNSIGNED[int(k[1:]) // 8])
             for a, k in zip(args, self.parsed.params, strict=True)
         ]
-        self.shared = np.zeros(sum(self.parsed.sizes) + launch.smem, np.uint8)
+        self.size = sum(self.parsed.sizes) + launch.smem
+        self.shared = np.zeros(self.blocks * self.size, np.uint8)
         self.files: dict[int, np.ndarray] = {}
         self.registers: dict[str, np.ndarray] = {}
         by_size: dict[int, list[str]] = {}
@@ -191,9 +206,10 @@ class Machine:
         for size, names in by_size.items():
             self.files[size] = np.zeros((len(names), self.n), bool if size == 1 else UNSIGNED[size])
             self.registers |= dict(zip(names, self.files[size], strict=True))
-        tid, one = np.arange(self.n, dtype=np.uint32), np.ones(1, np.uint32)
-        self.block = {axis: np.zeros(1, np.uint32) for axis in "xyz"}
-        self.special = {"%tid.x": tid, "%ntid.x": one * self.n, "%laneid": tid % 32, "%dynamic_smem_size": one * self.smem}
+        tid, one = np.arange(self.n, dtype=np.uint32) % np.uint32(each), np.ones(1, np.uint32)
+        self.block = {axis: np.zeros(self.n, np.uint32) for axis in "xyz"}
+        self.special = {"%tid.x": tid, "%ntid.x": one * launch.block, "%laneid": tid % 32, "%dynamic_smem_size": one * self.smem}
+        self.special |= {"%cluster_ctarank": self.rank.astype(np.uint32)}
         self.special |= {f"%ctaid.{a}": self.block[a] for a in "xyz"}
         self.special |= {f"%nctaid.{a}": one * g for a, g in zip("xyz", self.grid, strict=True)}
         self.labels: dict[str, int] = {}
@@ -221,7 +237,7 @@ class Machine:
         if operand in self.special:
             return self.special[operand].view(t)
         if operand in self.parsed.shared:
-            return np.array([self.parsed.shared[operand]], np.uint64)
+            return (self.parsed.shared[operand] + self.windows).astype(np.uint64)
         if operand[:2] == "0f":
             return np.array([int(operand[2:], 16)], np.uint32).view(t)
         return np.array([int(operand.rstrip("U"), 0) & (1 << 8 * t.itemsize) - 1], UNSIGNED[t.itemsize]).view(t)
@@ -251,7 +267,7 @@ class Machine:
         assert m, operand
         base, offset = m[1], int(m[2] or "0", 0)
         if base in self.parsed.shared:
-            return lambda: np.full(self.n, self.parsed.shared[base] + offset, np.int64)
+            return lambda: self.parsed.shared[base] + offset + self.windows
         r = self.registers[base]
         return lambda: np.broadcast_to(r.astype(np.int64) + offset, (self.n,))
 
@@ -261,9 +277,7 @@ class Machine:
         """(threads, size) bytes."""
         spread = np.arange(size)
         if space == "shared":
-            assert (at % size == 0).all(), "an access that is not aligned"
-            assert (at >= 0).all() and (at + size <= len(self.shared)).all(), "an access outside shared memory"
-            return self.shared[at[:, None] + spread]
+            return self.shared[self.lies(at, size)[:, None] + spread]
         out = np.empty((len(at), size), np.uint8)
         for k, mine, offset in self.places(at, size):
             out[mine] = self.memory.buffers[k].view(np.uint8)[offset[:, None] + spread]
@@ -273,13 +287,18 @@ class Machine:
         size = data.shape[1]
         spread = np.arange(size)
         if space == "shared":
-            assert (at % size == 0).all(), "an access that is not aligned"
-            assert (at >= 0).all() and (at + size <= len(self.shared)).all(), "an access outside shared memory"
-            self.shared[at[:, None] + spread] = data
+            self.shared[self.lies(at, size)[:, None] + spread] = data
             return
         for k, mine, offset in self.places(at, size):
             self.memory.buffers[k].view(np.uint8)[offset[:, None] + spread] = data[mine]
             np.add.at(self.memory.written[k], offset[:, None] + spread, 1)
+
+    def lies(self, at: np.ndarray, size: int) -> np.ndarray:
+        """Where in `shared` so many bytes at addresses in shared memory are."""
+        block, inside = at // WINDOW, at % WINDOW
+        assert (at % size == 0).all(), "an access that is not aligned"
+        assert ((block >= 0) & (block < self.blocks) & (inside + size <= self.size)).all(), "an access outside shared memory"
+        return block * self.size + inside
 
     def places(self, at: np.ndarray, size: int) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """For each buffer: its number, which threads access it, and where."""
@@ -312,7 +331,7 @@ class Machine:
             actor, time = self.races.beside(beside, warps), self.committed[beside][who] + 1
         else:
             time = self.races.known[warps, warps]
-        found = self.races.access(warps, at, size, writes, actor, time)
+        found = self.races.access(warps, self.lies(at, 1), size, writes, actor, time)
         assert found is None, f"a race: {self.code[self.here][0]} by warps {np.unique(warps)}, and {found}"
 
     def finish(self, what: str, mask: np.ndarray, pending: int) -> None:
@@ -328,10 +347,13 @@ class Machine:
     # Running
 
     def run_block(self, number: int, until_waited: bool = False) -> None:
-        """`until_waited`: no further than to where all threads have waited for earlier grids."""
+        """Or the blocks of a cluster, as one: `number` is that of the first.
+
+        until_waited  no further than to where all threads have waited for earlier grids
+        """
         x, y, _ = self.grid
         for axis, value in zip("xyz", (number % x, number // x % y, number // (x * y)), strict=True):
-            self.block[axis][0] = value
+            self.block[axis][:] = value + self.rank * (axis == "x")
         for size, registers in self.files.items():
             registers[:] = True if size == 1 else ~registers.dtype.type(0)
         self.shared[:] = 0xFF
@@ -349,6 +371,7 @@ class Machine:
         self.pc, self.blocked = np.zeros(self.n, np.int64), np.zeros(self.n, bool)
         self.waited = np.zeros(self.n, bool)
         end = len(self.code)
+        self.pc[~self.there] = end
         while not (until_waited and self.waited.all()):
             ready = ~self.blocked & (self.pc < end)
             if not ready.any():
@@ -574,7 +597,7 @@ class Machine:
             out = np.zeros(1, np.uint32)
             for k in range(4):
                 pick = (selector >> np.uint32(4 * k) & np.uint32(15)).astype(np.uint64)
-                assert (pick < 8).all()
+                assert (np.broadcast_to(pick, self.n)[mask] < 8).all()  # the others' are nobody's
                 out = out | ((both >> pick * np.uint64(8)) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * k)
             assign(out, mask)
 
@@ -674,7 +697,8 @@ class Machine:
     # Loads and stores
 
     def accessed(self, parts: list[str]) -> tuple[str, int, Any]:
-        space = next((p for p in parts if p in ("global", "shared", "param")), "global")  # of none: an address in any memory
+        spaces = (p.removesuffix("::cluster") for p in parts)
+        space = next((s for s in spaces if s in ("global", "shared", "param")), "global")  # of none: an address in any memory
         t = dtype_of(parts[-1])
         n = next((int(p[1:]) for p in parts if re.fullmatch(r"v\d", p)), 1)
         if space == "shared":
@@ -780,7 +804,7 @@ class Machine:
             rows = self.lanes(mask)
             asking = rows[:, : 8 * n].ravel()
             at = address()[asking]
-            early = self.races.stale(asking // 32, at, 16) & self.beyond
+            early = self.races.stale(asking // 32, self.lies(at, 1), 16) & self.beyond
             self.order(asking[~early], at[~early], 16, writes=False)
             data = self.read("shared", at, 16)
             data[early] = 0xFF  # NaN
@@ -897,7 +921,7 @@ class Machine:
 
         def step(mask: np.ndarray) -> Any:
             self.lanes(mask)
-            names = np.broadcast_to(number, (self.n,))
+            names = number + NAMES * self.rank
             for name in np.unique(names[mask]):
                 mine = mask & (names == name)
                 who, arrived, known = self.named.get(int(name), (np.zeros(self.n, bool), 0, 0))
@@ -913,6 +937,26 @@ class Machine:
             return True if parts[1] != "arrive" else None
 
         return step
+
+    def do_barrier(self, parts: list[str], operands: list[str]) -> Step:
+        """Of the cluster: what happens between arriving and waiting is taken for what came before."""
+        if parts[2] == "arrive":
+            return self.nothing(parts, operands)
+
+        def step(mask: np.ndarray) -> bool:
+            who, arrived, known = self.named.get(NAMES * self.blocks, (np.zeros(self.n, bool), 0, 0))
+            known = np.maximum(known, self.races.leave(warps_of(mask)))
+            self.named[NAMES * self.blocks] = who | mask, arrived + int(mask.sum()), known
+            self.expected[NAMES * self.blocks] = 0
+            self.blocked[mask] = True
+            self.pc[mask] = self.here + 1
+            self.release()
+            return True
+
+        return step
+
+    def do_mapa(self, parts: list[str], operands: list[str]) -> Step:
+        return self.plain(operands, "u32", lambda at, block: at % np.uint32(WINDOW) + block * np.uint32(WINDOW))
 
     def meet(self, mask: np.ndarray, size: int) -> bool:
         """Those in the mask wait for the rest of their warps, or warpgroups."""
@@ -930,7 +974,8 @@ class Machine:
     def release(self) -> None:
         """Lets go of those at barriers that are complete."""
         for name, (who, arrived, known) in list(self.named.items()):
-            needed = self.expected[name] or int((self.pc < len(self.code)).sum())
+            counted = (self.rank == name // NAMES) | (name == NAMES * self.blocks)
+            needed = self.expected[name] or int((counted & (self.pc < len(self.code))).sum())
             assert arrived <= needed, "more threads at a barrier than it counts"
             if arrived == needed:
                 del self.named[name]
@@ -1018,7 +1063,9 @@ class Machine:
         if parts[2:5] == ["bulk", "shared::cluster", "global"] and operands[1][-1] == "]" and "," not in operands[1]:
             return self.copy_run(operands)
         if parts[2] == "bulk":  # each box that is stored is a group of its own
-            return (lambda mask: None) if parts[3] == "commit_group" else self.copy_box(operands, parts[5] == "global")
+            if parts[3] == "commit_group":
+                return lambda mask: None
+            return self.copy_box(operands, parts[5] == "global", parts[-1] == "multicast::cluster")
         assert parts[1:5] == ["async", "cg", "shared", "global"] and operands[2] == "16"
         to, source, count = self.address(operands[0]), self.address(operands[1]), self.source(operands[3], "u32")
 
@@ -1060,7 +1107,8 @@ class Machine:
         barrier.settle()
         self.wake()
 
-    def copy_box(self, operands: list[str], stores: bool) -> Step:
+    def copy_box(self, operands: list[str], stores: bool, to_several: bool) -> Step:
+        to_blocks = self.source(operands.pop(), "u16") if to_several else None
         mapped, shared = operands[:2] if stores else operands[1::-1]
         name, coordinates = re.fullmatch(r"\s*(\S+)\s*,\s*\{(.*)\}\s*", mapped.strip("[]")).groups()  # type: ignore[union-attr]
         to, barrier, which = self.address(shared), self.address(shared if stores else operands[2]), self.registers[name]
@@ -1078,10 +1126,13 @@ class Machine:
                     self.order(who, box[3], 16, writes=False, beside="stores")
                     self.committed["stores"][i] += 1
                     self.stores[i].append(partial(self.put, *box))
-                else:
-                    counted = self.barriers[int(barrier()[i])]
-                    self.order(who, box[3], 16, writes=True, counted=counted)
-                    self.copies.append(partial(self.place, *box, counted))
+                    continue
+                bits = 1 << int(self.rank[i]) if to_blocks is None else int(to_blocks[i])
+                for block in (b for b in range(self.blocks) if bits >> b & 1):
+                    further = (block - int(self.rank[i])) * WINDOW
+                    counted, lie = self.barriers[int(barrier()[i]) + further], box[3] + further
+                    self.order(who, lie, 16, writes=True, counted=counted)
+                    self.copies.append(partial(self.place, *box[:3], lie, counted))
 
         return step
 
@@ -1151,7 +1202,7 @@ class Machine:
         else:
             assert kind in ("f16", "bf16")
             at = (start << 4) + r // 64 * (leading << 4) + k // 8 * (stride << 4) + k % 8 * 128 + r % 64 * 2
-        at ^= (at >> 7 & width // 16 - 1) << 4
+        at = (at ^ (at >> 7 & width // 16 - 1) << 4) + self.windows[first]
         of = first + np.arange(at.size) % 4 * 32  # who asks: each place for one of the four warps
         self.order(of, at.ravel(), 16 if k_major else 2, writes=False, beside="wgmma")
         found, number = self.read("shared", at.ravel(), 16 if k_major else 2), np.int64 if kind in ("s8", "u8") else np.float32
@@ -1249,6 +1300,6 @@ def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, 
     with np.errstate(all="ignore"):
         for launch in work.launches:
             machine = Machine(launch, ptx_of(launch.code, arch), memory, arch.has(Feature.EARLY_START), beyond)
-            for number in range(math.prod(launch.grid)):
+            for number in range(0, math.prod(launch.grid), machine.blocks):
                 machine.run_block(number)
     return memory

@@ -308,6 +308,16 @@ def halves(place: Place) -> Any:
     return lambda a, b: int(np.array([a, b], np.float16).view(np.uint32)[0])
 
 
+def rounded(place: Place, dtype: DType) -> Any:
+    limits = np.iinfo(dtype.numpy)
+    return lambda *values: int(np.clip(np.rint(values), limits.min, limits.max).astype(dtype.numpy).view(np.uint32)[0])
+
+
+def _permute(a: int, b: int, pick: int) -> int:
+    given = (int(a) & 0xFFFFFFFF | (int(b) & 0xFFFFFFFF) << 32).to_bytes(8, "little")
+    return int.from_bytes(bytes(given[pick >> 4 * i & 7] for i in range(4)), "little")
+
+
 def widen(place: Place, kind: str) -> Any:
     """The word's first two floats, and its others."""
     return lambda word: tuple(numbers(np.array([word], np.uint32), kind, np.float32).astype(np.float16).view(np.uint32).tolist())
@@ -472,6 +482,30 @@ def multiply_fragment(place: Place, name: str) -> Any:
 def warp_multiply(place: Place, name: str, a: str | None = None, b: str | None = None) -> Any:
     atom = ATOMS[name]
     return exchanged(lambda asked: product(asked, a or atom.a, atom.acc, b or atom.b))
+
+
+def warp_multiply_sparse(place: Place, name: str, of_a: str, of_b: str) -> Any:
+    """An mma.sp of bytes: of every four of K a word of the left operand has two, `which` says which ones."""
+
+    def multiplied(asked: Mapping[int, tuple]) -> dict[int, Any]:
+        given = np.array([values for values in asked.values()], np.int64)
+        words = (given[:, 4:12] & 0xFFFFFFFF).astype(np.uint32)
+        left = words[:, :4, None].view(ELEMENTS[of_a]).reshape(8, 4, 2, 2, 2, 2)  # g, t, half of K, row, four, number
+        right = words[:, 4:, None].view(ELEMENTS[of_b]).reshape(8, 4, 4, 4)  # g, t, 16 of K, number
+        b = right.transpose(2, 1, 3, 0).reshape(64, 8).astype(np.int64)
+        a = np.zeros((2, 8, 2, 4, 2, 4), np.int64)  # row, g, half of K, t, four, place
+        for g in range(8):
+            which = {int(v) & 0xFFFFFFFF for v in given[4 * g : 4 * g + 4, 12]}
+            assert len(which) == 1 and which <= {0x44444444, 0xEEEEEEEE}, "places that are not the same"
+            first = 0 if which == {0x44444444} else 2
+            a[:, g, :, :, :, first : first + 2] = left[g].transpose(2, 1, 0, 3, 4)
+        product, out = a.reshape(16, 64) @ b, {}
+        for n, i in enumerate(asked):
+            g, t = i % 32 // 4, i % 4
+            out[i] = tuple(int(given[n, 2 * r + k] + product[g + 8 * r, 2 * t + k]) for r in range(2) for k in range(2))
+        return out
+
+    return exchanged(multiplied)
 
 
 def read_matrices(place: Place, n: int) -> Any:
@@ -663,6 +697,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.memory.load_words": load_words,
     "ptx.memory.prefetch": prefetch,
     "ptx.memory.read_words": read_words,
+    "ptx.memory.rounded": rounded,
     "ptx.memory.scaled": scaled,
     "ptx.memory.store": store,
     "ptx.mma.cp_async": copy_async,
@@ -679,8 +714,9 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.mma.store_chunk": lambda place: store_words(place, 4),
     "ptx.mma.store_shared_words": store_words,
     "ptx.mma.take": take,
-    "ptx.mma.warp_multiply": warp_multiply,
     "ptx.mma.taken": lambda place, compute, n: lambda sums: tuple(map(compute.numpy.type, sums)),
+    "ptx.mma.warp_multiply": warp_multiply,
+    "ptx.mma.warp_multiply_sparse": warp_multiply_sparse,
     "ptx.mma.widen": widen,
     "ptx.mma.zeros": lambda place, n, acc="f32": lambda: (np.float32(0) if acc == "f32" else 0,) * n,
     "ptx.packed.multiply_chunk": multiply_chunk,
@@ -695,7 +731,9 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
     "ptx.simt.multiply_add": multiply_add,
+    "ptx.simt.permute": plain(_permute),
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
+    "ptx.simt.shifted": plain(lambda a, n: int(a) << n & 0xFFFFFFFF),
     "ptx.simt.shuffle": by(shuffled),
     "ptx.simt.shuffle_int": by(shuffled),
     "ptx.softmax.exp2": plain(np.exp2),

@@ -8,10 +8,11 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import Epilogue, Expr
 from tccompile.ir.types import DType
 from tccompile.kernels.depthwise import LINES, THREADS, TILES, Depthwise
 from tccompile.kernels.spec import I32
-from tests.gpu.cases import conv, depthwise_of_bytes, program_of
+from tests.gpu.cases import conv, depthwise_of_bytes, of_8_bits, program_of
 from tests.kernels.support import ARCH, check
 from tests.tiers import APART, thorough
 
@@ -20,6 +21,13 @@ KERNEL = Depthwise()
 
 def depthwise(channels: int = 24, size: int = 14, window: int = 3, **how):
     return conv("depthwise", (2, channels, size, size + 1), channels, (window, window), groups=channels, **how)
+
+
+def exact_sums():
+    """Of bytes by bytes, as int64."""
+    program = depthwise_of_bytes("s8", (1, 16, 5, 5), (3, 3), (DType.I8, DType.I8, DType.I32))
+    (op,) = program.ops
+    return replace(program, ops=(replace(op, epilogue=Epilogue(Expr("acc", (), None, DType.I64))),))
 
 
 @pytest.mark.parametrize("program", [depthwise(), depthwise(33), depthwise(to="output"), depthwise(dtype=DType.F32)], ids=str)
@@ -33,9 +41,10 @@ def test_supports(program) -> None:
         (program_of("conv_groups_4"), "no depthwise convolution"),
         (program_of("conv_multiplier"), "no depthwise convolution"),
         (depthwise(dtype=DType.BF16), "bfloat16"),
-        (depthwise_of_bytes("s8", (1, 16, 5, 5), (3, 3), (DType.I8, DType.I8, DType.I32)), "int8"),
+        (exact_sums(), "integers"),
+        (of_8_bits("u8", (1, 16, 5, 5), 16, (3, 3), (DType.U8, DType.U8, DType.I32), groups=16), "uint8"),
     ],
-    ids=["groups", "multiplier", "bf16", "bytes by bytes"],
+    ids=["groups", "multiplier", "bf16", "exact sums", "by unsigned bytes"],
 )
 def test_says_why_not(program, reason: str) -> None:
     assert reason in KERNEL.supports(program.ops[0], program, ARCH)
@@ -60,6 +69,7 @@ def test_needs_channels_in_vectors() -> None:
         conv("5", (1, 12, 20), 12, (5,), groups=12, to="odd_tail"),
         conv("9/3", (1, 12, 20), 12, (9,), groups=12, stride=3),
         depthwise_of_bytes("u8", (1, 12, 7, 6), (3, 3), (DType.U8, DType.F16, DType.U8)),
+        depthwise_of_bytes("by s8", (1, 12, 7, 6), (3, 3), (DType.I8, DType.I8, DType.U8)),
         depthwise_of_bytes("s8/2", (1, 20, 7, 6), (5, 5), (DType.I8, DType.F16, DType.F16), stride=2),
     ],
     ids=lambda program: program.ops[0].nodes[0],

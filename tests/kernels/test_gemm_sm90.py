@@ -168,6 +168,17 @@ def test_compiled_code_computes_with_swapped_operands(k, bm, bn, words):
     check(CONV, conv("c", (3, k, 9, 11), 200, (1, 1), ep=words), config, arch=ARCH, run=on_two_blocks)
 
 
+@pytest.mark.parametrize(
+    "config",
+    usually([{"bm": 64, "bn": 32, "split": 2}, {"bm": 24, "bn": 64, "split": 4, "swapped": True}], 1),
+    ids=str,
+)
+def test_blocks_of_a_cluster_add_up_their_parts(config):
+    """Of a K of more stages than parts, the last of them not full, by several clusters."""
+    case = conv("c", (1, 64 * 2 * config["split"] + 40, 9, 11), 40, (1, 1), ep="bias residual")
+    check(CONV, case, config, arch=ARCH, run=machine.run)
+
+
 @pytest.mark.parametrize("more", usually([{"bn": 64, "swapped": True}, {"bn": 32}], 0), ids=str)
 def test_compiled_code_computes_in_bf16(more):
     """Results, and what is added to them, in boxes and in rows."""

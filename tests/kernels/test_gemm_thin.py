@@ -90,8 +90,9 @@ def test_rows_that_fill_no_box_are_left_to_it(m: int, n: int, k: int) -> None:
     assert choose(*Product(m, n, k, DType.E4M3).parts()[0], ARCHS["sm_90a"]).kernel.name == "gemm_thin"
 
 
-def test_square_products_are_not() -> None:
-    assert choose(*Product(1024, 1024, 1024, DType.E4M3).parts()[0], ARCHS["sm_90a"]).kernel.name == "gemm_sm90"
+@pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 1024), (32, 96, 4)])
+def test_squares_and_few_rows_are_not(m: int, n: int, k: int) -> None:
+    assert choose(*Product(m, n, k, DType.E4M3).parts()[0], ARCHS["sm_90a"]).kernel.name == "gemm_sm90"
 
 
 @thorough

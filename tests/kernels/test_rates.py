@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 CHOSEN = {
     ("attention_sm90_softmax.py", "FAR"), ("attention_mma.py", "LEAST"), ("implicit_gemm.py", "DOUBT"),
-    ("suppress.py", "SEEN"),
+    ("suppress.py", "SEEN"), ("depthwise_bytes_sm90.py", "WASTED"),
 }  # fmt: skip
 """Module constants of kernels with a float that no GPU decides."""
 

@@ -101,7 +101,7 @@ def test_boxes_are_half_a_stage_of_values_and_their_places(case, values, places)
 
 
 def test_tiles_fit_shared_memory():
-    for bn, rows in (tiles.SWAPPED | tiles.TALL).items():
+    for bn, rows in (*tiles.SWAPPED.items(), *tiles.TALL.items(), *tiles.LARGE_SPARSE.items()):
         for bm in rows:
             for kinds in (("f16", "f16"), ("s8", "s8"), ("e4m3", "e4m3")):
                 for added in (False, True)[: 1 if bn in tiles.TALL else 2]:
@@ -122,6 +122,7 @@ def test_two_blocks_of_a_warpgroup_are_for_sums_that_are_kept_once():
     assert not tall(sparse(of_float8, (4000, 128), 256, (), FP8))
     assert not tall(sparse(gemm, (4000, 128), 384)), "there are places for an odd number of 128 rows"
     assert not tall(sparse(gemm, (4000, 128), 256, ep="bias residual")), "what is added comes in one box"
+    assert not tall(sparse(gemm, (4000, 128), 256, to="output")), "results do not go to y in boxes"
 
 
 def test_what_is_multiplied_as_dense():

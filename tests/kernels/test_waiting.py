@@ -23,12 +23,15 @@ ARCH = ARCHS["sm_90a"]
 
 SLOW = (
     "attention", "attention_mma", "attention_sm90", "conv_gemv_mma", "conv_mma", "conv_patch", "conv_simt", "conv_sm90",
-    "conv_stem", "depthwise_mma", "depthwise_sm90", "gemm_mma", "gemv_mma", "gemv_packed",
-    "gemv_packed_mma", "norm_split", "norm_team", "rnn_mma", "rnn_simt",
+    "conv_stem", "depthwise_bytes", "depthwise_bytes_sm90", "depthwise_mma", "depthwise_sm90", "gemm_mma", "gemv_mma",
+    "gemv_packed", "gemv_packed_mma", "norm_split", "norm_team", "rnn_mma", "rnn_simt",
 )  # fmt: skip
 """Those that take long to compile, and wait where all kernels do that say nothing of it, or where gemm_sm90 and conv_halo do."""
 
-AHEAD = ("conv_sm90", "gemm_sm90", "conv_halo", "conv_stem", "depthwise_sm90", "gemv_packed", "gemv_packed_mma")
+AHEAD = (
+    "conv_sm90", "gemm_sm90", "conv_halo", "conv_stem", "depthwise_bytes", "depthwise_bytes_sm90", "depthwise_sm90",
+    "gemv_packed", "gemv_packed_mma",
+)  # fmt: skip
 """Kernels that read constant weights before they wait."""
 
 
@@ -40,6 +43,7 @@ CASES = {
     **dict.fromkeys(("attention", "attention_mma", "attention_sm90"), "attention_small"),
     **dict.fromkeys(("norm", "norm_split", "norm_team"), "norm_of_one"),
     **dict.fromkeys(("conv_thin", "conv_gemv"), "conv_squeeze"),
+    **dict.fromkeys(("depthwise_bytes", "depthwise_bytes_sm90"), "depthwise_bytes_7x7"),
     "conv_gemv_mma": "conv_residual_output", "conv_stem": "conv_plain_fp16",
     "depthwise_mma": "depthwise_7x7", "depthwise_sm90": "depthwise_tail", "mlp": "mlp_small", "reduce": "sum_of_one",
     "softmax": "softmax_of_one", "pointwise": "integers", "pool": "mean_pool_of_one", "resize": "resize_fp32",
