@@ -317,10 +317,10 @@ class Hopper(OneWay):
         if group_atom(*how.kinds).rough and how.steps > 1:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         fits = self._takes(way, program)
-        candidates = [c for c in candidates if fits(c)]
+        candidates = list(filter(fits, candidates))
         costs = self._costs(way, program, arch)
-        halved = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
-        halved += [{**c} for c in self._sparse_only(way, program) if fits(c)]
+        halved: list[Config] = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
+        halved += [c for c in self._sparse_only(way, program) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
