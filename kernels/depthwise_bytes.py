@@ -267,11 +267,6 @@ class Text:
                 f"filters = w + i64(first{j})",
                 f"kept{j} = kept(first{j}, e)",
             ]
-            # All of a channel's weights: lanes with other pixels read the same ones, in few requests.
-            for r in range(self.down):
-                for tap in range(self.across):
-                    place = f"i64(i32(i32(i32({r}) * wr) + i32(i32({tap}) * ws)))"
-                    out.append(f"b{r}_{tap} = i32(read_byte(filters + {place}, known))")
             for m, halves in enumerate(self.products):
                 for number, half in enumerate(halves):
                     for pixel in range(COLUMNS):
@@ -279,17 +274,18 @@ class Text:
         return out
 
     def _word(self, name: str, half: Half | None, pixel: int) -> list[str]:
-        """A word of two pixels of x, for the left or the right one of y: of pixels 0 and 1 in even lanes, 2 and 3 in odd ones."""
+        """A word of two pixels of x, for the left or the right one of y."""
         if half is None:
             return [f"{name} = i32(0)"]
         r, part = half
-        first = POSITIONS * part - pixel * self.stride
-
-        def weight(tap: int) -> str:
-            return f"b{r}_{tap}" if 0 <= tap < self.across else "i32(0)"
-
-        low, high = (f"select(t & i32(1) == i32(0), {weight(first + at)}, {weight(first + at + 2)})" for at in range(2))
-        return [f"{name} = shifted({low}, near) | shifted({high}, i32(near + i32(16)))"]
+        out = []
+        for at in range(2):
+            out += [
+                f"tap = i32(i32((t & i32(1)) << i32(1)) + i32({POSITIONS * part - pixel * self.stride + at}))",
+                f"inside = i32(within(tap, i32(0), i32({self.across})) & known)",
+                f"byte{at} = read_byte(filters + i64(i32(i32(i32({r}) * wr) + i32(tap * ws))), inside)",
+            ]
+        return [*out, f"{name} = shifted(byte0, near) | shifted(byte1, i32(near + i32(16)))"]
 
     def _to(self) -> list[str]:
         """Where the lane stores, and how many rows of it there are: pixel g mod 4 of those whose sums four lanes have."""
