@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "terminal", "sizes"),
+    ("errors", "garbage", "terminal", "sizes"),
     ("arch", "python"),
     ("options",),
     ("ir",),
