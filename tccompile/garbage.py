@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """What is made inside is kept, in cycles too: nothing is looked for until then. It would take a third of the time."""
+    """What is made inside is kept, in cycles too: nothing is looked for until then. It would take a third
+    of the time where plans are read, a tenth where ranges are divided."""
     was = gc.isenabled()
     gc.disable()
     try:

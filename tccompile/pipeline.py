@@ -23,7 +23,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from tccompile.fuse.groups import absorb_shuffles, join_groups
 from tccompile.fuse.packed import pack as packed
 from tccompile.fuse.sparse import compress
 from tccompile.fuse.twice import store_twice
+from tccompile.garbage import no_garbage
 from tccompile.ir.branches import in_order
 from tccompile.ir.extent import Decisions, deciding
 from tccompile.ir.program import Program
@@ -215,7 +216,8 @@ def adapted(model: Model, options: Options) -> Model:
 
 def compile_model(model: Model, options: Options, progress: Progress = quiet) -> Plan:
     """The whole way, with the options of the command line."""
-    with using(collected(options.ops)):
+    # Ranges make objects by the million, of which nearly all are kept.
+    with using(collected(options.ops)), no_garbage() if options.ranges else nullcontext():
         return _compiled(model, options, progress)
 
 
