@@ -81,15 +81,17 @@ GEOMETRY = {False: 1, True: 20}
 
 def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     """How the tile's results leave; `batch`: rows that a lane stores at a time."""
-    from tccompile.kernels.parts import results
+    from tccompile.kernels.parts.boxes import Boxes
+    from tccompile.kernels.parts.results import Rows, Split
+    from tccompile.kernels.parts.turned import Turned
 
     if t.split > 1:
-        return results.Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
+        return Split((t.bm, t.bn), t.pitch, t.split, t.consumers, t.swapped, t.staging, params)
     if t.boxed and t.swapped:
-        return results.Turned((t.bm, t.bn), t.span, t.piece, t.staging, params, t.blocks)
+        return Turned((t.bm, t.bn), t.span, t.piece, t.staging, params, t.blocks)
     if t.boxed:
-        return results.Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
-    return results.Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
+        return Boxes((t.bm, t.bn), t.columns, t.span, t.staging, params)
+    return Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
 
 
 def _produce(producer: Any, constant: bool) -> Any:

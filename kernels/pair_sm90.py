@@ -521,12 +521,13 @@ def _putting(
     """For each part of so many columns, the device function put(acc, at, lane, c, e): the sums of a warp's 16 rows through the
     epilogue into boxes of so many columns, whose rows have so many bytes; at: of the warp's rows in the first one. And the types
     of the epilogue's arguments."""
-    from tccompile.kernels.parts import results
+    from tccompile.kernels.parts import boxes
+    from tccompile.kernels.parts.results import taking
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     (wide, parts), size = columns, line // box
     place, put_32, extra = (_rows_of_bytes if size == 1 else _rows_of_halves)(params, line, added)
-    take, rows_alike = results.taking(wide, SPAN, sums, params), 8 - line.bit_length()
+    take, rows_alike = taking(wide, SPAN, sums, params), 8 - line.bit_length()
     lanes = 8 if size == 1 else 2
 
     def put_span(number: int, before: int) -> Any:
@@ -540,7 +541,7 @@ def _putting(
         return put
 
     def put_part(part: int) -> Any:
-        every = results.all_of([put_span(number, part * wide) for number in range(wide // SPAN)])
+        every = boxes.all_of([put_span(number, part * wide) for number in range(wide // SPAN)])
 
         @inline
         def put(acc, at, lane, c, e):
@@ -556,10 +557,10 @@ def _putting(
 def _rows_of_halves(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
     """How 16 rows of 32 columns go through the epilogue into a box: the device functions place(lane) → row, which 16 bytes of it,
     bytes from their start on; and put(values, at, apart, c, e), some bytes behind `at`. And its arguments' types."""
-    from tccompile.kernels.parts import results
+    from tccompile.kernels.parts import boxes
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, put_16, extra = results.rows_of_boxes(Staging(0, 0, 0 if added else None), line // 2, params)
+    place, put_16, extra = boxes.rows_of_boxes(Staging(0, 0, 0 if added else None), line // 2, params)
 
     @inline
     def put_32(values, at, apart, c, e):
@@ -571,10 +572,10 @@ def _rows_of_halves(params: tuple[Value, ...], line: int, added: bool) -> tuple[
 
 def _rows_of_bytes(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
     """The same of bytes, of which a lane has 8 neighbours in two rows: see `_copying_columns`."""
-    from tccompile.kernels.parts import results
+    from tccompile.kernels.parts import boxes
     from tccompile.kernels.ptx.core import inline, u32
 
-    place, put, extra = results.rows_by_eight(line, added, params)
+    place, put, extra = boxes.rows_by_eight(line, added, params)
 
     @inline
     def put_32(values, at, apart, c, e):

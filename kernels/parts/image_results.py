@@ -23,7 +23,8 @@ from typing import Any
 
 from tccompile.ir.extent import round_up
 from tccompile.kernels import epilogue
-from tccompile.kernels.parts.results import Params, Results, drain_boxes, kept_rows_of_boxes, landing, taken_of
+from tccompile.kernels.parts.boxes import drain_boxes, kept_rows_of_boxes
+from tccompile.kernels.parts.results import Params, Results, landing, taken_of
 from tccompile.kernels.parts.staging import BOXES, Staging
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import mma
