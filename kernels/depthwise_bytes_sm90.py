@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from tccompile.arch import KIB, Arch, Feature
+from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
@@ -22,7 +22,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image, unrolled
 from tccompile.kernels.depthwise_bytes import COLUMNS, EACH, POSITIONS, Text, functions, parts_of, products_of, unfit
-from tccompile.kernels.depthwise_sm90_walk import constant
+from tccompile.kernels.depthwise_sm90_walk import constant, elsewhere
 from tccompile.kernels.parts.maps import image_map, unmapped
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
@@ -185,11 +185,7 @@ class DepthwiseBytesSm90(TextKernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if not arch.has(Feature.TENSOR_COPIES):
-            return f"{arch.name} has no tensor copy engine"
-        if arch.name != "sm_90a":
-            return f"{arch.name}: the kernel's tiles are made for sm_90a, its shared memory and its registers"
-        if (reason := unfit(op, program, arch)) is not None:
+        if (reason := elsewhere(arch) or unfit(op, program, arch)) is not None:
             return reason
         x, y = (program.tensors[name] for name in (op.x, op.y))
         if x.rank != 4 or len(set(filter_of(program.tensors[op.w]))) > 1:

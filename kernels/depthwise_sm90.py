@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import hypot
 
-from tccompile.arch import Arch, Feature
+from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
@@ -30,7 +30,18 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import filter_of, image
 from tccompile.kernels.depthwise_sm90_text import NUMBERS, lines, maps
-from tccompile.kernels.depthwise_sm90_walk import CHOSEN, PARAMS, Walk, constant, longest, partitions, share, walk_of, walks
+from tccompile.kernels.depthwise_sm90_walk import (
+    CHOSEN,
+    PARAMS,
+    Walk,
+    constant,
+    elsewhere,
+    longest,
+    partitions,
+    share,
+    walk_of,
+    walks,
+)
 from tccompile.kernels.loops import refusal, vectors
 from tccompile.kernels.parts.maps import unmapped
 from tccompile.kernels.rates import measured
@@ -47,10 +58,8 @@ class DepthwiseSm90(TextKernel):
 
     def supports(self, op: Op, program: Program, arch: Arch) -> str | None:
         assert isinstance(op, Conv)
-        if not arch.has(Feature.TENSOR_COPIES):
-            return f"{arch.name} has no tensor copy engine"
-        if arch.name != "sm_90a":
-            return f"{arch.name}: the kernel's tiles are made for sm_90a, its shared memory and its registers"
+        if (reason := elsewhere(arch)) is not None:
+            return reason
         x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
         if not op.groups == x.shape[1] == w.shape[0]:
             return "it is no depthwise convolution: groups, input channels and output channels differ"

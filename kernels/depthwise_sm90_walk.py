@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from tccompile.arch import KIB, Arch
+from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
@@ -223,6 +223,15 @@ CHOSEN = ("channels", "strips", "steps", "blocks", "images", "each")
 
 PARAMS = ("taps", "stride", *CHOSEN, "width")
 """Of a walk."""
+
+
+def elsewhere(arch: Arch) -> str | None:
+    """Why kernels with such blocks do not run on a generation; None if they do."""
+    if not arch.has(Feature.TENSOR_COPIES):
+        return f"{arch.name} has no tensor copy engine"
+    if arch.name != "sm_90a":
+        return f"{arch.name}: the kernel's tiles are made for sm_90a, its shared memory and its registers"
+    return None
 
 
 def walk_of(op: Op, program: Program, config: Config) -> Walk:
