@@ -34,6 +34,8 @@ CASES = [
     (of_8_bits, ((40, 80), 8), {"kinds": (DType.I8, DType.U8, DType.I32)}, 1, "sm_80"),
     (of_float8, ((70, 144), 24), {"kinds": FP8}, 1, "sm_89"),
     (of_float8, ((70, 16), 96), {"kinds": FP8}, 1, "sm_89"),
+    (of_8_bits, ((70, 144), 40), {"kinds": (DType.U8, DType.I8, DType.U8)}, 1, "sm_80"),
+    (conv, ((1, 20, 9, 11), 150, (1, 1)), {"ep": "bias relu"}, 2, "sm_80"),
 ]
 
 
@@ -62,7 +64,7 @@ def test_a_block_goes_through_several_turns() -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (gemm("wide", (40, 64), 300), "more weights than a warp has registers for"),
+        (gemm("wide", (40, 64), 600), "more weights than a warp has registers for"),
         (gemm("fp32", (40, 64), 8, dtype=DType.F32), "Tensor Cores are fed with float16"),
         (gemm("turned", (40, 64), 8, transposed="a"), "is transposed; neighbours along K are read at once"),
         (gemm("batched", (3, 9, 40), 16, batched=True), "it has 3 batches"),
