@@ -18,7 +18,7 @@ from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.maps import may_move, unmapped
 from tccompile.kernels.parts.operands import BLOCK, ROW, STEP, UNIT
 from tccompile.kernels.parts.staging import BYTES, RESULT
-from tccompile.kernels.ptx.atoms import BITS
+from tccompile.kernels.ptx.atoms import BITS, group_atom
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
@@ -74,6 +74,11 @@ class Copies:
     def steps(self) -> int:
         """Stages along K."""
         return ceil_div(self.depth, self.whole)
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of a stage are rough, and there are more stages: see `parts.accumulator.Promoted`."""
+        return group_atom(*self.kinds).rough and (self.steps > 1 or self.places is not None)
 
     def boxes_of_stage(self, t: Tile) -> int:
         """How many copies fill a stage."""

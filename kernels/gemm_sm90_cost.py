@@ -72,7 +72,7 @@ def time_us(
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
-    if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count
+    if t.promoted:  # an instruction of CUDA cores for each of a warp's sums, by count
         multiplying *= own.rough_alone if left * together == 64 else own.rough
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
@@ -83,7 +83,7 @@ def time_us(
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
-    if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
+    if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all

@@ -52,15 +52,14 @@ def overlapping(config: Mapping[str, Any]) -> bool:
     return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
 
 
-def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
-    """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
-    rough = group_atom(*kinds).rough
-    return lambda rows, columns: not rough or columns <= MOST_SUMS.get(rows, 0)
+def room_for(promoted: bool) -> Callable[[int, int], bool]:
+    """Whether registers hold the sums of so many rows by so many columns; promoted: that each thread has twice."""
+    return lambda rows, columns: not promoted or columns <= MOST_SUMS.get(rows, 0)
 
 
-def swapped_rows(columns: int, kinds: tuple[str, str]) -> tuple[int, ...]:
-    """Rows of tiles of so many columns with swapped operands of these types."""
-    return (*SWAPPED[columns], *(LARGE[columns] if group_atom(*kinds).rough else ()))
+def swapped_rows(columns: int, promoted: bool) -> tuple[int, ...]:
+    """Rows of tiles of so many columns with swapped operands; promoted: where each thread has its sums twice."""
+    return (*SWAPPED[columns], *(LARGE[columns] if promoted else ()))
 
 
 def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
@@ -82,6 +81,7 @@ class Tile:
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
+    once     whether there is but one stage, so that its sums are all of them, rough or not
     """
 
     bm: int
@@ -98,11 +98,17 @@ class Tile:
     eights: bool = False
     overlaps: bool = False
     short: int = 0
+    once: bool = False
 
     @property
     def atom(self) -> Atom:
         """What multiplies."""
         return group_atom(*self.kinds, self.sparse)
+
+    @property
+    def promoted(self) -> bool:
+        """Whether a thread has its sums twice, as those of a stage are rough: see `parts.accumulator.Promoted`."""
+        return self.atom.rough and not self.once
 
     @property
     def product(self) -> tuple[int, int]:
@@ -132,7 +138,7 @@ class Tile:
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        own = 24 if self.blocks > 1 or (self.atom.rough and self.product[1] > 200) else 40
+        own = 24 if self.blocks > 1 or (self.promoted and self.product[1] > 200) else 40
         return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
     @property
@@ -265,7 +271,8 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False))
+    once = steps == 1 and group_atom(*kinds).rough and not config.get("sparse")
+    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False), once=once)
     return _fitting(most_of, arch.smem_block)
 
 
@@ -283,7 +290,7 @@ def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.atom.rough else 1)
+    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.promoted else 1)
     registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))
