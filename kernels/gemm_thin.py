@@ -196,7 +196,7 @@ class GemmThin(TextKernel):
             "read": intrinsic("ptx.memory.load_words", 2, "global.nc"),
             "multiply": intrinsic("ptx.mma.warp_multiply", atom.name, OPERANDS[x], OPERANDS[w]),
         }
-        shape = Shape(*(params[name] for name in ("steps", "half", "lanes", "across", "groups")), params.get("shares", 1))
+        shape = Shape(*(params.get(name, 1) for name in ("steps", "half", "lanes", "across", "groups", "shares")))
         signature = {**parameters("address", "x, w"), **parameters("int", "rows, columns, x_row, w_row"), "e": stored.kinds}
         sums = "f32" if atom.acc == "f32" else "i32"
         taken = "i64" if form.taken is DType.I64 else "f32"
