@@ -51,6 +51,7 @@ from tccompile.kernels.gemm_sm90_tile import (
     SWAPPED,
     TILES,
     Tile,
+    in_the_way,
     overlapping,
     resident,
     room_for,
@@ -309,12 +310,13 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
-            for bm in filter(takes, swapped_rows(bn, how.promoted))
+            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, how.promoted))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
         ]
-        if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
+        large = ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms
+        if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         if how.promoted:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
@@ -329,10 +331,21 @@ class Hopper(OneWay):
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
+        candidates = [self._beside(way, program, c, arch) for c in candidates]
         for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
+
+    def _beside(self, way: Op, program: Program, config: Config, arch: Arch) -> Config:
+        """The config, or the same with room for blocks of the next launch: of operands of which few stages are most of K, so that
+        it costs less than it brings."""
+        problem, how = self._described(way, program)
+        if not how.smooth or config["split"] > 1 or config.get("teams") or problem.w.storage not in program.constants:
+            return config
+        blocks = ceil_div(problem.rows, config["bm"]) * ceil_div(problem.stored, config["bn"]) * problem.batches
+        t = _tile(config, arch, how, boxed_results(way, program, problem, 2))
+        return {**config, "beside": True} if in_the_way(t, blocks, arch) else config
 
     def _sparse_only(self, way: Op, program: Program) -> Iterator[Config]:
         """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results

@@ -80,6 +80,11 @@ class Copies:
         """Whether sums of a stage are rough, and there are more stages: see `parts.accumulator.Promoted`."""
         return group_atom(*self.kinds).rough and (self.steps > 1 or self.places is not None)
 
+    @property
+    def smooth(self) -> bool:
+        """Whether operands have 8 bits, and no row of a tiled box reaches beyond K."""
+        return self.size == 1 and not self.im2col and (self.depth - self.short) % self.chunk == 0
+
     def boxes_of_stage(self, t: Tile) -> int:
         """How many copies fill a stage."""
         a, b = (1 if k_major else n // BLOCK for n, k_major in zip((t.bm, t.bn), self.k_major, strict=True))

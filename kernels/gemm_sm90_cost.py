@@ -28,7 +28,7 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
     crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
-    early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
+    early = 0.0 if t.beside else min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before, and does not
     start = own.start_swapped_us if t.swapped else own.start_us
     return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
 
@@ -93,13 +93,16 @@ def time_us(
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
-    early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
+    ahead = own.beside if t.beside else own.ahead * (1 - taken)
+    early = ahead * min(steps, t.stages) if constant else 0.0
     # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
     inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
+    if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
+        storing *= own.at_once
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step

@@ -35,6 +35,16 @@ LARGE = {64: (), 128: (176, 192)}
 LARGE_SPARSE = {128: (176, 208)}
 """The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
+EVEN = {64: (96,), 128: ()}
+"""Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
+of an H200."""
+
+FEWEST = 3
+"""Stages of a tile that leaves room beside its block: see `in_the_way`."""
+
+MOST_BESIDE = 144
+"""Columns of sums that a warpgroup may have twice beside another such block: what else it needs fits 24 registers there."""
+
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
@@ -57,9 +67,9 @@ def room_for(promoted: bool) -> Callable[[int, int], bool]:
     return lambda rows, columns: not promoted or columns <= MOST_SUMS.get(rows, 0)
 
 
-def swapped_rows(columns: int, promoted: bool) -> tuple[int, ...]:
+def swapped_rows(columns: int, even: bool, promoted: bool) -> tuple[int, ...]:
     """Rows of tiles of so many columns with swapped operands; promoted: where each thread has its sums twice."""
-    return (*SWAPPED[columns], *(LARGE[columns] if promoted else ()))
+    return (*SWAPPED[columns], *(EVEN[columns] if even else ()), *(LARGE[columns] if promoted else ()))
 
 
 def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
@@ -82,6 +92,7 @@ class Tile:
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     once     whether there is but one stage, so that its sums are all of them, rough or not
+    beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
     """
 
     bm: int
@@ -99,6 +110,7 @@ class Tile:
     overlaps: bool = False
     short: int = 0
     once: bool = False
+    beside: bool = False
 
     @property
     def atom(self) -> Atom:
@@ -273,6 +285,8 @@ def tile(
     more = config.get("sparse", False), config.get("teams", 1)
     once = steps == 1 and group_atom(*kinds).rough and not config.get("sparse")
     most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False), once=once)
+    if config.get("beside"):
+        return _fitting(replace(most_of, beside=True), room_beside(arch))
     return _fitting(most_of, arch.smem_block)
 
 
@@ -284,6 +298,20 @@ def _fitting(most: Tile, room: int) -> Tile:
         if t.smem <= room:
             return t
     raise AssertionError(f"{most.bm}×{most.bn} does not fit {room} bytes of shared memory")
+
+
+def room_beside(arch: Arch) -> int:
+    """Bytes of shared memory of a block that leaves room for another one."""
+    return arch.smem_sm // 2 - KIB
+
+
+def in_the_way(t: Tile, blocks: int, arch: Arch) -> bool:
+    """Whether blocks of the next launch find room only as those of this tile end, of which a launch has one for most
+    multiprocessors, and would find it beside them if there were fewer stages."""
+    few = replace(t, stages=FEWEST)
+    two = resident(few, arch) > 1 or (t.promoted and t.product[0] == 64 and t.product[1] <= MOST_BESIDE and not t.overlaps)
+    fewer = t.stages > FEWEST and t.smem > room_beside(arch) >= few.smem and two
+    return fewer and 3 * arch.sms < 4 * blocks <= 4 * arch.sms
 
 
 def resident(t: Tile, arch: Arch) -> int:

@@ -45,8 +45,8 @@ MOST_WEIGHTS = 48
 MOST_ACROSS = 4
 """Times 4 · lanes columns: what an epilogue reads by column stays in registers, too."""
 
-MOST_SHARES = 8
-"""Of the columns: so often rows are read, from the L2 cache but for the first time."""
+MOST_SHARES = 2
+"""Of the columns: so often rows are read. With 3 to 8 of them others were faster in 8 of 10 layers on an H200."""
 
 PROMOTED = 4
 """Steps of K whose rough sums are made by themselves: see `Atom.rough`."""

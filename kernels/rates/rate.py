@@ -377,8 +377,10 @@ class GemmSm90:
     """More, in the time of copies that are under way."""
     ahead: Rate
     """What comes while the launch before ends, where blocks find room."""
+    beside: Rate
+    """The same where blocks leave room: see `gemm_sm90_tile.in_the_way`."""
     room: Rate
-    """Less of it for each block of one."""
+    """Less of what comes for each block of one."""
     full: Rate
     """What of them does not count there."""
     sums: Rate
@@ -409,6 +411,8 @@ class GemmSm90:
     """As `byte_us`, with swapped operands."""
     byte_swapped_load_us: Rate
     """As `byte_load_us`, with swapped operands."""
+    at_once: Rate
+    """More for storing large tiles of products of bytes where all tiles are made at the same time, and so stored at its end."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate
