@@ -331,8 +331,8 @@ class Hopper(OneWay):
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        candidates = [self._beside(way, program, c, arch) for c in candidates]
-        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
+        dense = [self._beside(way, program, c, arch) for c in candidates]
+        for ranked in (sorted(dense, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
