@@ -11,14 +11,17 @@ operand, so operands are swapped, and a stage has 64 bytes of weights beside 128
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
 them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
 kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
-of a warpgroup alone while it multiplies the next stage (`Overlapped`). All that is counted in bytes of K is the same for all of
-them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
+of a warpgroup alone while it multiplies the next stage (`Overlapped`); those of a K of one stage are all. All that is counted in
+bytes of K is the same for all of them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no
+box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
 fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
-meet in a ring of `stages` buffers, each 128 bytes of K wide. With `split` > 1, the blocks of a cluster share one tile: each sums
-a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
+meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for, or, of 8 bits, so few that the next
+launch's blocks find room `beside` these, and have their weights when these end. With `split` > 1, the blocks of a cluster share
+one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a
+fixed order.
 
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
