@@ -28,9 +28,10 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
     crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
-    early = 0.0 if t.beside else min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before, and does not
+    early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
+    late = crowded[how.smooth and most > 1 and blocks <= arch.sms]  # where few stages are most of K, the next launch finds room
     start = own.start_swapped_us if t.swapped else own.start_us
-    return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
+    return start + own.late_us * early * late + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
 def slots_of(expr: Expr, dtype: DType, arch: Arch) -> float:
