@@ -26,7 +26,7 @@ from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, Region, between, corners, count, divided_by, halves, opened, points
 from tccompile.ranges.launches import HELD, Launches, key_of
-from tccompile.ranges.pool import Known, direct, looked_at
+from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import (
     DOUBTED,
     Candidate,
@@ -167,7 +167,7 @@ class _Grid:
     """What candidates of the pool take at points of a pattern's box."""
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
-        self.points = list(dict.fromkeys((*looked_at(pattern), *between(pattern.box, GRID))))
+        self.points = list(dict.fromkeys((*known.points(pattern), *between(pattern.box, GRID))))
         columns = np.array(self.points).T
         several_open = sum(len(size.all) > 1 for size in pattern.box) > 1
         self.columns = np.array([*columns, columns.prod(0)]) if several_open else columns  # their product, too
