@@ -49,9 +49,11 @@ WORST = 0.3
 FEW = 42
 """Codes that are taken for what they gain alone: more of them take long to compile."""
 
-MORE, MANY, ASKED = 24, 48, 800
-"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled. Where few ops
-differ, there are more, up to many, such that so many ops are asked for."""
+MORE = 24
+"""Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
+
+MANY, TWICE = 32, 2
+"""Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
 TIMES, OVER, ENOUGH = 4.5, 1.6, 38
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
@@ -132,7 +134,7 @@ class Known:
         if id(pattern) not in self.chosen_by:
             first = doubled(pattern)
             differ = len({asked.number for asked in self.ops(pattern, first[0])})
-            more = between(pattern.box, min(MANY, max(MORE, ASKED // differ)))
+            more = between(pattern.box, int(MORE * min(max(MANY / differ, 1), TWICE)))
             self.chosen_by[id(pattern)] = list(dict.fromkeys((*first, *more)))
         return self.chosen_by[id(pattern)]
 
