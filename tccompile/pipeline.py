@@ -71,7 +71,7 @@ from tccompile.precision.ranges import rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
 from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
-from tccompile.ranges.box import Box, Point, corners
+from tccompile.ranges.box import Box, Point, Region, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
@@ -271,12 +271,12 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     packing = partial(progress, "pack")
     origin = replace(origin_of(opened, told), model=_digest_of(whole) if isinstance(whole, str | Path) else "")
     plan = pack(name, producer, entries, images, opened.weights, options.strip_weights, notes, packing, origin, told.rooms)
-    plan = with_families(plan, [() for _ in programs] + [box for box, _, _ in families])
+    plan = with_families(plan, [Region(()) for _ in programs] + [region for region, _, _ in families])
     return replace(plan, metadata=metadata(opened), rewrites=told.rewrites)
 
 
-Parts = list[tuple[Box, Program, list[Build]]]
-"""Of a range: boxes, each with its program and what is built for it."""
+Parts = list[tuple[Region, Program, list[Build]]]
+"""Of a range: regions of its sizes, each with its program and what is built for it."""
 
 
 def _built(
@@ -389,7 +389,7 @@ def without_code(
     sections = [_for_the_cpu(program, greatest) for _, program, greatest in programs]
     whole = [replace(e, sections=(section,)) for e, section in zip(plan.entries, sections, strict=True)]
     plan = replace(plan, entries=tuple(whole), metadata=metadata(opened), rewrites=told.rewrites)
-    return with_families(plan, [box for box, _, _ in programs])
+    return with_families(plan, [Region(box) for box, _, _ in programs])
 
 
 def _for_the_cpu(program: Program, greatest: Program) -> Section:
@@ -540,13 +540,13 @@ def to_parts(
     """What is built for a pattern: parts of its range, each with its program and what is chosen for each generation."""
     progress("schedule", 0, 1)
     out = []
-    for box, program, chosen in parts(pattern, options.archs, refused, known, ranked):
-        greatest = pattern.at([size.all[-1] for size in box])
+    for region, program, chosen in parts(pattern, options.archs, refused, known, ranked):
+        greatest = pattern.at([size.all[-1] for size in region.box])
         builds = []
         for name, choices in chosen.items():
             placement = place(program, [choice.work for choice in choices], greatest)
             builds += [Build(name, kind, choices, placement) for kind in kinds(name)]
-        out.append((box, program, builds))
+        out.append((region, program, builds))
     return out
 
 

@@ -56,7 +56,10 @@ def _certificate(certificate: Certificate) -> Json:
 def _sizes(plan: Plan) -> list[Json]:
     """For each entry the sizes that its family is for; none for those of fixed shapes."""
     fixed = len(plan.entries) - len(plan.families)
-    families = [{size.name: [size.low, size.all[-1], size.step] for size in family.sizes} for family in plan.families]
+    families: list[Json] = []
+    for family in plan.families:
+        sizes = {size.name: [size.low, size.all[-1], size.step] for size in family.sizes}
+        families.append(sizes | ({"product": [*family.product]} if family.product else {}))
     return [{} for _ in range(fixed)] + families
 
 

@@ -171,11 +171,13 @@ class Family:
     sizes     what they differ by; each is an extent of some input, as it stands there
     formulas  how numbers follow from the sizes
     entry     the entry, with a Slot in the place of each such number. Its arena has room for all sizes
+    product   what the sizes' product is at least and at most, if it is for those alone
     """
 
     sizes: tuple[Size, ...]
     formulas: tuple[Formula, ...]
     entry: Entry
+    product: tuple[int, ...] = ()
 
     @cached_property
     def _fill(self) -> Callable[[Sequence[Extent]], Entry]:
@@ -208,6 +210,8 @@ class Family:
         if any(shapes[name][axis] != n for name, axis, n in fixed) or len(found) < len(self.sizes):
             return None
         sizes = tuple(found[i] for i in range(len(self.sizes)))
+        if self.product and not self.product[0] <= math.prod(sizes) <= self.product[1]:
+            return None
         return sizes if self._have(shapes, sizes) else None
 
     @cached_property

@@ -108,6 +108,9 @@ def check_family(family: Family) -> None:
         require(all(type(n) is int for n in numbers) and 0 <= size.low <= size.high < 1 << 31, f"a size of {numbers}")
         require(0 < size.step < 1 << 31, f"a size in steps of {size.step}")
     require(len({size.name for size in family.sizes}) == len(family.sizes), "two sizes of one name")
+    product = family.product
+    bounds = len(product) == 2 and all(type(n) is int for n in product) and 0 <= product[0] <= product[1]
+    require(not product or bounds, f"a product of {product}")
     require(all(type(n) is int for f in family.formulas for n in f[1:]), "a formula of no numbers")
     check_formulas(family.formulas, len(family.sizes))
     require(slots(family.entry) <= len(family.formulas), "a slot that no formula fills")

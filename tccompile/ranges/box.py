@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,40 @@ ALL = 4096
 
 Point = tuple[int, ...]
 """One number for each size of a box."""
+
+
+class Region(NamedTuple):
+    """A box, or those of its points alone whose product lies between two numbers, both included: what a product of matrices takes
+    follows from its rows, which are a batch's tokens, or an image's pixels."""
+
+    box: Box
+    product: tuple[int, int] | None = None
+
+    def divided(self, number: int, at: int) -> tuple[Region, Region]:
+        """What is below `at` of a size, by its number, or of the product, by the number after these, and the rest."""
+        if number < len(self.box):
+            below, above = divided(self.box, number, at)
+            return self.within(below), self.within(above)
+        least, most = self.product or _products(self.box)
+        return Region(self.box, (least, at - 1)).within(self.box), Region(self.box, (at, most)).within(self.box)
+
+    def within(self, box: Box) -> Region:
+        """Those of its points that lie in another box, in the least one that has them all."""
+        if self.product is None:
+            return Region(box)
+        out = []
+        for number, size in enumerate(box):
+            low, high = _products((*box[:number], *box[number + 1 :]))
+            least, most = self.product[0] / max(1, high), self.product[1] / max(1, low)
+            inside = [n for n in size.all if least <= n <= most] or size.all
+            out.append(replace(size, low=inside[0], high=inside[-1]))
+        low, high = _products(out)
+        return Region(tuple(out), None if self.product[0] <= low and high <= self.product[1] else self.product)
+
+
+def _products(box: Sequence[Size]) -> tuple[int, int]:
+    """The product of the least sizes, and of the greatest ones."""
+    return math.prod(size.low for size in box), math.prod(size.all[-1] for size in box)
 
 
 def count(box: Box) -> int:

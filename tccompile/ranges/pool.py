@@ -40,14 +40,20 @@ class Left(NamedTuple):
         return bool(losses.max() <= self.most and losses.mean() <= self.mean)
 
 
-LESS, LEFT = Left(0.025, 0.01), Left(0.04, 0.02)
+LESS, LEFT = Left(0.02, 0.007), Left(0.04, 0.02)
 """The first where that takes FEW codes at most."""
+
+WORST = 0.3
+"""What the size at which inferences lose most counts beside the mean, where a code is left out."""
 
 FEW = 42
 """Codes that are taken for what they gain alone: more of them take long to compile."""
 
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
+
+MANY, TWICE = 32, 2
+"""Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
 TIMES, OVER, ENOUGH = 4.5, 1.6, 38
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
@@ -95,6 +101,7 @@ class Known:
     timings: Timings = NO_TIMINGS
     patterns: Sequence[Pattern] = ()
     numbers: dict[Hashable, int] = field(default_factory=dict)
+    chosen_by: dict[int, list[Point]] = field(default_factory=dict)
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
     ranked: dict[tuple[str, int], Coded] = field(default_factory=dict)
     partly: dict[tuple[str, int], Coded] = field(default_factory=dict)
@@ -121,6 +128,15 @@ class Known:
             kinds = self.launches(pattern, arch).kinds
             self.open[key] = [self.numbers.setdefault(kind, len(self.numbers)) for kind in kinds]
         return self.open[key]
+
+    def points(self, pattern: Pattern) -> list[Point]:
+        """The points by which the codes are chosen."""
+        if id(pattern) not in self.chosen_by:
+            first = doubled(pattern)
+            differ = len({asked.number for asked in self.ops(pattern, first[0])})
+            more = between(pattern.box, int(MORE * min(max(MANY / differ, 1), TWICE)))
+            self.chosen_by[id(pattern)] = list(dict.fromkeys((*first, *more)))
+        return self.chosen_by[id(pattern)]
 
     def ops(self, pattern: Pattern, point: Point) -> list[Asked]:
         """The ops of a pattern's program at a point, and then those that may read an input in place of its copy, as they are if
@@ -253,7 +269,7 @@ class Known:
         patterns = self.patterns if any(other is pattern for other in self.patterns) else (pattern,)
         key = arch.name, id(patterns[0]), len(refused)
         if key not in self.pools:
-            cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in looked_at(p)] for p in patterns}
+            cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in self.points(p)] for p in patterns}
             points = [of_point for own in cases.values() for of_point in own]
             most, parts = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
             codes = _codes_for(points, most)
@@ -264,8 +280,8 @@ class Known:
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
         """For each of `ops` the candidates whose codes are in the pool at one of the sizes that were looked at."""
-        found: list[dict[Key, Candidate]] = [{} for _ in self.ops(pattern, looked_at(pattern)[0])]
-        for point in looked_at(pattern):
+        found: list[dict[Key, Candidate]] = [{} for _ in self.ops(pattern, self.points(pattern)[0])]
+        for point in self.points(pattern):
             for own, there in zip(found, self._looked_at(pattern, point, arch), strict=True):
                 for c, codes in there:
                     if codes is not None and codes <= pool:
@@ -275,7 +291,7 @@ class Known:
     def _joint(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[Group]:
         """What one launch with codes of the pool may compute at one of the sizes that were looked at, by kernels and configs."""
         found: dict[tuple[tuple[int, ...], Key], tuple[int, Whole]] = {}
-        for point in looked_at(pattern):
+        for point in self.points(pattern):
             for group, codes in self.groups(pattern, point, arch):
                 ways = [way for way, own in zip(group.ways, codes, strict=True) if own <= pool]
                 found |= {(group.members, key_of(way)): (group.place, way) for way in ways}
@@ -328,11 +344,6 @@ class Pool:
     tried: Mapping[int, Sequence[Sequence[Candidate]]]
     joint: Mapping[int, Sequence[Group]]
     parts: int
-
-
-def looked_at(pattern: Pattern) -> list[Point]:
-    """The points by which the codes are chosen."""
-    return list(dict.fromkeys((*doubled(pattern), *between(pattern.box, MORE))))
 
 
 def doubled(pattern: Pattern) -> list[Point]:
@@ -455,15 +466,16 @@ def _by_use(points: Sequence[Sequence[Case]], pool: Codes) -> list[Code]:
 
 def _without_needless(costs: _Costs, taken: Sequence[Codes], most: int, left: Left) -> Codes:
     """What is taken, but for what inferences are not too slow without, or what is too many: one after the other, that which they
-    lose least by."""
+    lose least by, in the mean and at the worst size."""
     kept = list(dict.fromkeys(taken))
     while True:
         pool = frozenset(code for codes in kept for code in codes)
         best: tuple[float, Codes] | None = None
         for codes in kept:
             losses = costs.losses(frozenset(code for other in kept if other is not codes for code in other))
-            if (len(pool) > most or left.holds(losses)) and (best is None or losses.mean() < best[0]):
-                best = float(losses.mean()), codes
+            lost = float(losses.mean() + WORST * losses.max())
+            if (len(pool) > most or left.holds(losses)) and (best is None or lost < best[0]):
+                best = lost, codes
         if best is None:
             return pool
         kept.remove(best[1])

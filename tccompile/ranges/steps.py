@@ -1,8 +1,9 @@
 """Which kernels run a program at all sizes of a box, and where the box is divided.
 
 At points of the box each op's candidates are ranked as for fixed shapes. One choice for the whole box costs most where tiles fit
-one size and not another: where that is more than a share of an inference, the box is divided such that its parts lose least. It
-is divided, too, where a kernel's launches follow from the sizes by one rule here and by another one there.
+one size and not another: where that is more than a share of an inference, the box is divided such that its parts lose least, by
+one of the sizes, or by what is their product where several are open. It is divided, too, where a kernel's launches follow from
+the sizes by one rule here and by another one there.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from tccompile.ir.extent import UndecidedError
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Box, between, corners, count, divided, divided_by, halves, opened, points
+from tccompile.ranges.box import Point, Region, between, corners, count, divided_by, halves, opened, points
 from tccompile.ranges.launches import HELD, Launches, key_of
-from tccompile.ranges.pool import Known, direct, looked_at
+from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import (
     DOUBTED,
     Candidate,
@@ -61,9 +62,9 @@ other rules."""
 
 
 class Part(NamedTuple):
-    """A box, its program with open extents, and for each generation the choices, whose launches have such extents too."""
+    """A region, its program with open extents, and for each generation the choices, whose launches have such extents too."""
 
-    box: Box
+    region: Region
     program: Program
     choices: Mapping[str, Sequence[Choice]]
 
@@ -76,34 +77,34 @@ def parts(pattern: Pattern, archs: Sequence[str], refused: Collection[Code], tim
     """
     ranges = {name: _Range(pattern, ARCHS[name], refused, timings, known) for name in archs}
 
-    def judged(boxes: Sequence[Box]) -> list[_Judged]:
-        return [_Judged(box, {name: own.shared(box) for name, own in ranges.items()}) for box in boxes]
+    def judged(regions: Sequence[Region]) -> list[_Judged]:
+        return [_Judged(region, {name: own.shared(region) for name, own in ranges.items()}) for region in regions]
 
-    todo, done = judged([pattern.box]), list[Part]()
+    todo, done = judged([Region(pattern.box)]), list[Part]()
     room = min(known.pool(pattern, own.arch, refused).parts for own in ranges.values())
     most = min(_most(pattern, known.patterns), room)
     while todo:
         todo.sort(key=lambda own: own.lost)  # divided first is what loses most, at most points
-        box, shared = (last := todo.pop()).box, last.shared
+        region, shared = (last := todo.pop()).region, last.shared
         divisible = len(todo) + len(done) + 2 <= most
         worst = max(shared, key=lambda name: shared[name].worst)
-        if divisible and shared[worst].worst > LOSS and (cut := ranges[worst].grid.cut(box)):
+        if divisible and shared[worst].worst > LOSS and (cut := ranges[worst].grid.cut(region)):
             todo += judged(cut)
             continue
         try:
-            made = {name: ranges[name].chosen(box, own.candidates, own.together, divisible) for name, own in shared.items()}
+            made = {name: ranges[name].chosen(region, own.candidates, own.together, divisible) for name, own in shared.items()}
         except UndecidedError as why:
-            cut = divided_by(box, points(box), why.mask) if why.mask is not None else None
-            if cut is None:
-                cut = halves(box)
-            if cut is None or len(todo) + len(done) > MOST:
+            halved = divided_by(region.box, points(region.box), why.mask) if why.mask is not None else None
+            if halved is None:
+                halved = halves(region.box)
+            if halved is None or len(todo) + len(done) > MOST:
                 raise UnsupportedError(
                     f"no kernel runs all sizes of the range ({why}); give a smaller range, or sizes one by one (--entry)"
                 ) from why
-            todo += judged(cut)
+            todo += judged([region.within(box) for box in halved])
             continue
-        done.append(Part(box, pattern.at(opened(box)), made))
-    return sorted(done, key=lambda part: [size.low for size in part.box])
+        done.append(Part(region, pattern.at(opened(region.box)), made))
+    return sorted(done, key=lambda part: [size.low for size in part.region.box])
 
 
 def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
@@ -114,7 +115,7 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
 
 
 class _Shared(NamedTuple):
-    """For each of `Known.ops` the candidates that there are at all points of a box, what is computed by one launch at all of
+    """For each of `Known.ops` the candidates that there are at all points of a region, what is computed by one launch at all of
     them, and what an inference takes longer with these and the first of each, as shares: at the worst point, and at all of them
     together."""
 
@@ -125,9 +126,9 @@ class _Shared(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """A box, and what its points share for each generation."""
+    """A region, and what its points share for each generation."""
 
-    box: Box
+    region: Region
     shared: Mapping[str, _Shared]
 
     @property
@@ -166,8 +167,10 @@ class _Grid:
     """What candidates of the pool take at points of a pattern's box."""
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
-        self.box = pattern.box
-        self.points = list(dict.fromkeys((*looked_at(pattern), *between(pattern.box, GRID))))
+        self.points = list(dict.fromkeys((*known.points(pattern), *between(pattern.box, GRID))))
+        columns = np.array(self.points).T
+        several_open = sum(len(size.all) > 1 for size in pattern.box) > 1
+        self.columns = np.array([*columns, columns.prod(0)]) if several_open else columns  # their product, too
         at = [known.ops(pattern, point) for point in self.points]
         ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
         self.count = len(pattern.tree.ops)
@@ -201,16 +204,22 @@ class _Grid:
         apart, whole = self._apart(own, inside), _least(own.kind, inside)
         return np.where(whole < own.least * apart, whole, apart)
 
-    def inside(self, box: Box) -> np.ndarray:
-        """The numbers of the points in a box; of the nearest one, where there are none."""
-        columns = np.array(self.points).T
-        off = [np.maximum(np.maximum(size.low - c, c - size.high), 0) for c, size in zip(columns, box, strict=True)]
+    def inside(self, region: Region) -> np.ndarray:
+        """The numbers of the points in a region; of the nearest one, where there are none."""
+        ends = [(size.low, size.high) for size in region.box] + ([region.product] if region.product else [])
+        off = [np.maximum(np.maximum(low - c, c - high), 0) for c, (low, high) in zip(self.columns, ends, strict=False)]
         apart = np.sum(off, 0)
         return np.flatnonzero(apart == apart.min())
 
-    def shared(self, box: Box) -> _Shared:
-        """What a box shares, by the points in it."""
-        inside = self.inside(box)
+    def middle(self, region: Region) -> Point:
+        """A point that stands for a region."""
+        ends = corners(region.box)
+        inside = self.inside(region)
+        return self.points[inside[len(inside) // 2]] if region.product else ends[len(ends) // 2]
+
+    def shared(self, region: Region) -> _Shared:
+        """What a region shares, by the points in it."""
+        inside = self.inside(region)
         middle, lost, together = int(inside[len(inside) // 2]), np.zeros(len(inside)), list[Group]()
         for kind in self.kinds:
             if first := kind.everywhere(inside)[:1]:
@@ -225,12 +234,12 @@ class _Grid:
         ranked = {id(kind.shares): _ranked(kind, inside, middle) for kind in self.of_op}
         return _Shared([ranked[id(kind.shares)] for kind in self.of_op], together, float(lost.max()), float(lost.sum()))
 
-    def cut(self, box: Box) -> tuple[Box, Box] | None:
-        """The box divided where its parts lose least together; None if its points are one."""
-        inside = self.inside(box)
+    def cut(self, region: Region) -> tuple[Region, Region] | None:
+        """The region divided where its parts lose least together; None if its points are one."""
+        inside = self.inside(region)
         best: tuple[float, int, int] | None = None
-        for number, size in enumerate(box):
-            at = np.array([self.points[k][number] for k in inside])
+        for number, column in enumerate(self.columns):
+            at = column[inside]
             order = np.argsort(at, kind="stable")
             ends = np.flatnonzero(np.diff(at[order]))
             if not len(ends):
@@ -246,8 +255,9 @@ class _Grid:
             end = int(total.argmin())
             if best is None or total[end] < best[0]:
                 low, high = (int(at[order][k]) for k in (ends[end], ends[end] + 1))
+                size = region.box[number] if number < len(region.box) else Size("product", low, high)
                 best = float(total[end]), number, _roundest(size, low, high)
-        return divided(box, *best[1:]) if best else None
+        return region.divided(*best[1:]) if best else None
 
 
 def _least(kind: _Kind, inside: np.ndarray) -> np.ndarray:
@@ -300,7 +310,7 @@ def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _
 
 
 class _Range:
-    """What runs a pattern for one generation, for any box of its sizes."""
+    """What runs a pattern for one generation, for any region of its sizes."""
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], timings: Timings, known: Known):
         self.pattern, self.arch, self.refused, self.timings, self.known = pattern, arch, refused, timings, known
@@ -310,27 +320,29 @@ class _Range:
     def grid(self) -> _Grid:
         return _Grid(self.pattern, self.arch, self.refused, self.known)
 
-    def shared(self, box: Box) -> _Shared:
-        found = self.grid.shared(box)
+    def shared(self, region: Region) -> _Shared:
+        found = self.grid.shared(region)
         if all(found.candidates):
             return found
-        at = [self.known.ops(self.pattern, point) for point in corners(box)]  # what the pool has nothing for
+        at = [self.known.ops(self.pattern, point) for point in corners(region.box)]  # what the pool has nothing for
         others = [
             own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at])
             for i, own in enumerate(found.candidates)
         ]
         return found._replace(candidates=others)
 
-    def chosen(self, box: Box, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool) -> list[Choice]:
-        """Choices for a box. Raises UndecidedError where it is to be divided, or cannot be run."""
-        middle = corners(box)[len(corners(box)) // 2]
+    def chosen(
+        self, region: Region, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool
+    ) -> list[Choice]:
+        """Choices for a region. Raises UndecidedError where it is to be divided, or cannot be run."""
+        middle = self.grid.middle(region)
         program = self.pattern.at(middle)
         if missing := [op.nodes[0] for op, own in zip(program.ops, shared, strict=False) if not own]:
             raise UndecidedError(f"node {missing[0]!r}: no kernel is for all of these sizes")
         alike = {
             seen(asked.op, program): list(own) for asked, own in zip(self.known.ops(self.pattern, middle), shared, strict=True)
         }
-        launches = Launches(self.pattern, box, self.arch, HELD, self.whole)
+        launches = Launches(self.pattern, region.box, self.arch, HELD, self.whole)
         joint = self._together(launches, program, together)
         choices = schedule(program, self.arch, self.refused, self.timings, alike, joint)
         taken = [False] * len(program.ops)  # convolutions that read what is copied in place of the copy
@@ -344,7 +356,7 @@ class _Range:
             try:
                 out.append(self._open(launches, i, taken[i], choice, own, NEAR))
             except UndecidedError as why:
-                if divisible and why.mask is not None and divided_by(box, points(box), why.mask):
+                if divisible and why.mask is not None and divided_by(region.box, points(region.box), why.mask):
                     raise
                 asked = self.known.ops(self.pattern, middle)[i]
                 others = [*own, *_plain(self.known.all(asked, self.arch, self.refused))]

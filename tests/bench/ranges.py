@@ -141,7 +141,8 @@ def _slower(ranged: Session, fixed: Session, feeds: Mapping[str, np.ndarray]) ->
     for a, b in zip(ours, theirs, strict=True):
         run_by = f"{a.kernel} {_brief(a.config)}", f"{b.kernel} {_brief(b.config)}"
         name = run_by[0] if run_by[0] == run_by[1] else " beside ".join(run_by)
-        alike.setdefault(f"{name}: {a.nodes[0].rsplit('/', 1)[-1]}", []).append((a.us, b.us))
+        node = a.nodes[0].rsplit("/", 1)[-1].rstrip("0123456789").rstrip("_")  # of layers that are alike
+        alike.setdefault(f"{name}: {node} {'×'.join(map(str, a.shape))}", []).append((a.us, b.us))
     sums = {name: tuple(map(sum, zip(*times, strict=True))) for name, times in alike.items()}
     order = sorted(alike, key=lambda name: sums[name][1] - sums[name][0])
     return [

@@ -60,7 +60,7 @@ def packed(pattern, parts):
     jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
     images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
     plan = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
-    return with_families(plan, [box for box, *_ in parts])
+    return with_families(plan, [region for region, *_ in parts])
 
 
 TOGETHER = {"conv_wide": "conv_c0", "conv_a1": "conv_c0", "conv_a2": "conv_c1"}
@@ -104,7 +104,7 @@ def divided(pattern):
 
 def test_small_sizes_may_be_apart_and_large_ones_together(divided):
     """The range is divided between them."""
-    for (size,), program, (build,) in divided:
+    for ((size,), _), program, (build,) in divided:
         assert within(program, build) == (TOGETHER if size.low > 12 else {}), size
     assert len(divided) > 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -21,7 +22,7 @@ from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.plan.format import Family
 from tccompile.plan.formulas import Slot, computed, drawn, filler, integers
 from tccompile.plan.members import Bounds
-from tccompile.plan.rules import check_member
+from tccompile.plan.rules import check_family, check_member
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
@@ -122,7 +123,7 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
     """What formulas give is what the kernels say of the program at each size; a launch's code does not depend on it."""
     compared = 0
     for pattern, parts in parts_of(name, arch)[2]:
-        for box, program, builds in parts:
+        for (box, _), program, builds in parts:
             (build, *_) = builds
             formulas, whole = drawn((program, build), [size.name for size in box])
             fill = filler(whole)
@@ -176,7 +177,7 @@ def test_results_whose_innermost_axis_is_open():
     options = Options(archs=("sm_80",), precision="fp16", ranges={"batch": Size("batch", 2, 40)})
     patterns, options = to_patterns(read(model), options, Dump(None), quiet, Told())
     parts = [part for p in patterns for part in to_parts(p, options, quiet, (), NO_TIMINGS, Known())]
-    assert {size.low for (size,), *_ in parts} >= {2} and max(size.high for (size,), *_ in parts) == 40
+    assert {size.low for ((size,), _), *_ in parts} >= {2} and max(size.high for ((size,), _), *_ in parts) == 40
     assert all(c.work.launches for _, _, builds in parts for build in builds for c in build.choices)
     x = np.random.default_rng(0).standard_normal((13, 24)).astype(np.float32)
     (got,) = Session(without_code(model, precision="fp32", ranges={"batch": Size("batch", 2, 40)}), "cpu").run(None, {"x": x})
@@ -205,6 +206,23 @@ def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
     (pattern,), options = to_patterns(read(models.image()), options, Dump(None), quiet, Told())
     with pytest.raises(UnsupportedError, match="by one rule"):
         to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
+
+
+def test_parts_by_the_product_of_sizes():
+    """What a product of matrices takes follows from its rows, a batch's tokens. Each size is in one part."""
+    opened, told, ranges = read(models.tokens()), Told(), as_sizes({"batch": (2, 9), "tokens": (2, 40)})
+    (pattern,), options = to_patterns(opened, Options(archs=("sm_80",), precision="fp16", ranges=ranges), Dump(None), quiet, told)
+    parts = to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
+    jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
+    images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
+    plan = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
+    plan = from_bytes(to_bytes(with_families(plan, [region for region, *_ in parts])))
+    assert any(family.product for family in plan.families)
+    for batch, tokens in itertools.product(*(size.all for size in ranges.values())):
+        assert sum(family.sizes_of({"x": (batch, tokens)}) is not None for family in plan.families) == 1, (batch, tokens)
+    for product in ((16, 9), (9,), (9.0, 16.0)):
+        with pytest.raises(PlanError, match="a product of"):
+            check_family(replace(plan.families[0], product=product))
 
 
 def test_a_model_that_differs_at_each_size_is_refused():

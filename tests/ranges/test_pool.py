@@ -27,9 +27,9 @@ def points(ops: int, slower: float) -> list[list[Case]]:
 @pytest.mark.parametrize(
     ("ops", "slower", "left", "own"),
     [
-        (10, 0.009, LESS, 0),
-        (10, 0.019, LESS, 5),
-        (10, 0.039, LESS, 8),
+        (10, 0.006, LESS, 0),
+        (10, 0.013, LESS, 5),
+        (10, 0.034, LESS, 8),
         (3 * FEW, 0.019, LEFT, 0),  # more than a few would be needed for that
         (3 * FEW, 0.039, LEFT, 3 * FEW // 2 - 1),
     ],
@@ -54,6 +54,14 @@ def test_a_plan_of_few_weights_has_few_codes_and_parts(weights, most, parts):
     program = Program((), (), {"w": tensor}, {"w": None}, (None,) * 40)
     costs = [[(1.0, frozenset([code(f"own {i}")]))] for i in range(12)]
     assert _most([[[Case(1 / 12, own, 1.5) for own in costs]]], [program]) == (most, parts)
+
+
+def test_no_size_loses_much():
+    """One code is left out: one that many sizes would lose a little without, not what a single size would lose much without."""
+    own, few, many = (frozenset([code(name)]) for name in ("own", "few", "many"))
+    costs = [[(1.0, own)], [(1.0, few), (1.15, own)], *[[(1.0, many), (1.013, own)]] * 12]
+    asked = [[Case(1.0, found, 1.5)] for found in costs]
+    assert _codes_for(asked, 2) == own | few
 
 
 def test_codes_are_so_many_at_most():
