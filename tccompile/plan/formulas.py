@@ -351,6 +351,13 @@ def everywhere(formulas: Sequence[Formula], sizes: Sequence[Size], found: Sequen
     return out
 
 
+def narrowed(found: Sequence[Span], known: np.ndarray) -> list[Span]:
+    """Spans with what formulas are at all sizes, as `everywhere` says, in the place of what they might be: of a quotient of two
+    that grow together, a span knows each alone."""
+    least, most = known.min(1).tolist(), known.max(1).tolist()
+    return [Span(low, high, span.multiple) for low, high, span in zip(least, most, found, strict=True)]
+
+
 def _gives_numbers(op: str, a: np.ndarray, b: np.ndarray) -> bool:
     """Whether an operation on arrays gives what `computed` would, with no more bits than that takes."""
     if op == "bits":

@@ -29,7 +29,7 @@ from tccompile.runtime.graph import Executable
 from tccompile.runtime.loaded import Loaded
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.runtime.resident import Resident, taken_out
-from tccompile.runtime.room import Room, Staging, aligned, most
+from tccompile.runtime.room import Room, Staging, aligned, most, touched
 
 AHEAD = 128 << 20
 """Bytes of inputs and outputs up to which a plan for ranges has pinned memory for its greatest sizes from the start: the driver
@@ -214,6 +214,7 @@ class GpuEngine:
                 self._check_outputs(addresses, queue)
 
             to_host = self._fetch(cu, staged, wanted, queue)
+            on_host = {n: targets[n] if n in targets else touched(self.io[n]) for n in to_host}  # while the GPU works
             if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
                 self.synchronize(queue)
                 self.room.mark_last(None)
@@ -222,11 +223,9 @@ class GpuEngine:
                 for array in made.values():
                     array.mark()
 
-            for name in to_host:
-                if name in targets:
-                    np.copyto(targets[name], self.staging().host(name))  # type: ignore[arg-type]
-            new = (name for name in wanted if name not in targets)
-            return {n: made[n] if n in made else self.staging().host(n).copy() for n in new}
+            for name, copy in on_host.items():
+                np.copyto(copy, self.staging().host(name))  # type: ignore[arg-type]
+            return {n: made[n] if n in made else on_host[n] for n in wanted if n not in targets}
 
     def _order_after_producers(self, buffers: Sequence[DeviceBuffer], stream: int) -> None:
         """Make the stream wait for whoever works on the buffers, and for the last inference."""

@@ -16,6 +16,9 @@ from tccompile.runtime.driver import Device, DriverError, Handle, Memory, Pinned
 ALIGN = 256
 """Bytes that everything in device memory is aligned to."""
 
+PAGE = 4096
+"""Bytes of the host's memory that the system makes at once, or fewer."""
+
 
 class Room:
     """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
@@ -120,6 +123,14 @@ def most(plan: Plan) -> tuple[int, int, int]:
     sections, programs = [s for entry in entries for s in entry.sections], [entry.program for entry in entries]
     io = max(sum(aligned(p.tensors[n].nbytes) for n in (*p.inputs, *p.outputs)) for p in programs)
     return max(s.arena for s in sections), max(s.counters for s in sections), io
+
+
+def touched(t: Tensor) -> np.ndarray:
+    """An array for a tensor on the host, whose pages are there: of a large one that is new, the system makes each when it is
+    first written to, which takes longer than the copy that would be waiting for it."""
+    array = np.empty(t.shape, t.dtype.numpy)
+    array.reshape(-1).view(np.uint8)[::PAGE] = 0
+    return array
 
 
 def aligned(n: int) -> int:

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from tccompile.errors import InputError, PlanError
+from tccompile.ir.extent import least
 from tccompile.ir.types import DType
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Int, Map
 from tccompile.plan.formulas import drawn
 from tccompile.plan.rules import check_plan
 from tccompile.ranges.box import opened
+from tccompile.runtime import gpu
 from tccompile.runtime.engine import RECENT
+from tccompile.runtime.room import touched
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
 from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
@@ -152,6 +155,31 @@ def test_shared_memory_is_a_members_own(fake):
             same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
             graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
             assert [launch[2] for *_, launch in graph] == [50_000, 50_000 + 256 * rows, 50_000]
+
+
+def test_what_numbers_are_at_all_sizes_proves_rules_that_their_formulas_alone_do_not(fake):
+    """Of a quotient of two that grow together: then no size that comes is looked at"""
+    fake()
+
+    def growing(own, rows):
+        (launch,) = own.steps[1].launches
+        grown = replace(own.steps[1], launches=(replace(launch, smem=50_000 + 256 * (rows // least(rows, 5))),))
+        return replace(own, steps=(own.steps[0], grown, own.steps[2]))
+
+    with Session(of_rows(growing), "gpu") as s:
+        assert s._platform._families[0]._bounds.proven
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+
+
+def test_arrays_for_outputs_are_made_while_the_gpu_works(fake, monkeypatch):
+    """... since their pages take longer than the copies that would wait for them"""
+    api = fake()
+    monkeypatch.setattr(gpu, "touched", lambda t: (api.log.append(("made", t.name)), touched(t))[1])
+    with Session(of_rows(), "gpu") as s:
+        api.log.clear()
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+        done = [what for what, *_ in api.log]
+        assert done[-1] == "synchronize" and done.index("launch") < done.index("made") and done.count("made") == 2
 
 
 def test_grids_of_members(fake):
