@@ -41,7 +41,7 @@ class Member:
     """What is a member's own.
 
     io         its inputs and outputs; `counts`, what of these the data decide; `entry` makes the whole entry
-    give_back  lets other members have its graph; nothing of it may be queued any more
+    give_back  lets other members have its graph; what is queued of it runs as it was told
     """
 
     executable: Executable

@@ -109,6 +109,8 @@ class GpuPlatform:
 
     def close(self) -> None:
         """Free the stream, and what members of families share. Its engines are closed before."""
+        if self._room is not None:
+            self._room.wait()
         for family in self._families:
             family.close()
         self._families.clear()
@@ -159,7 +161,6 @@ class GpuEngine:
         self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers)
         self._staging: Staging | None = None
         self._scan: Scan | None = None
-        self._outputs: dict[tuple[str, int], list[Output]] = {}
 
     @cached_property
     def entry(self) -> Entry:
@@ -291,8 +292,8 @@ class GpuEngine:
     def _output(self, name: str, stream: int) -> DeviceArray:
         """An array for an output that is written on the stream."""
         t = self.io[name]
-        pool = self._outputs.setdefault((name, stream), [])
-        output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
+        size, pool = self.room.spare(name, t.nbytes, stream)
+        output = pool.pop() if pool else Output(self.device, size, f"output {name!r}")
         return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
 
     # --- Times --------------------------------------------------------------------------------------------------------
@@ -467,11 +468,10 @@ class GpuEngine:
 
     def close(self) -> None:
         """Free everything that no other engine uses. It cannot run afterwards."""
-        self.room.wait()
-        if self._member:
+        if self._member:  # what is queued of it runs as it was told: nothing waits for that
             self._member.give_back()
         else:
+            self.room.wait()
             self._exec.close()
             self._loaded.close()
-        self._outputs.clear()
         del self.resident, self._loaded

@@ -10,11 +10,15 @@ import numpy as np
 from tccompile.ir.extent import round_up
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.file import Plan
-from tccompile.runtime.arrays import LEGACY
+from tccompile.runtime.arrays import LEGACY, Output
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, mib
+from tccompile.runtime.engine import RECENT
 
 ALIGN = 256
 """Bytes that everything in device memory is aligned to."""
+
+FINE = 4
+"""An output has up to 2^(1 - FINE) more memory than it needs, such that others of about its size have as much."""
 
 PAGE = 4096
 """Bytes of the host's memory that the system makes at once, or fewer."""
@@ -32,6 +36,7 @@ class Room:
         self.address, self.counters = self.memory.address, self.memory.address + aligned(arena)
         self._last_stream: int | None = None
         self._staged: tuple[Memory, PinnedMemory] | None = None
+        self._spare: dict[tuple[str, int], dict[int, list[Output]]] = {}
         with device as cu:
             untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
@@ -45,6 +50,16 @@ class Room:
             size = max(size, self.io)
             self._staged = Memory(self.device, size, "inputs and outputs"), PinnedMemory(self.device, size)
         return self._staged
+
+    def spare(self, name: str, size: int, stream: int) -> tuple[int, list[Output]]:
+        """For an output of so many bytes, written on the stream: how many to allocate, and what nobody holds any more of outputs
+        of that name and of about as many bytes. They may be of other sizes of a range: the driver takes long to allocate."""
+        size = round_up(size, max(ALIGN, 1 << size.bit_length() >> FINE))
+        pools = self._spare.setdefault((name, stream), {})
+        pool = pools[size] = pools.pop(size, [])  # the last used comes last
+        if len(pools) > RECENT:
+            del pools[next(iter(pools))]
+        return size, pool
 
     def order_after(self, earlier: int, stream: int, own: int) -> None:
         """Make the stream wait for what is queued on another one up to here, unless the driver orders them already.
@@ -76,6 +91,7 @@ class Room:
 
     def close(self) -> None:
         self.wait()
+        self._spare.clear()
         for part in (self._done, self._earlier, self.memory, *(self._staged or ())):
             part.close()
 

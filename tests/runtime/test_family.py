@@ -85,6 +85,37 @@ def test_a_members_graph_is_that_of_another_one(fake):
     assert not api.blocks and not api.modules and not api.graphs
 
 
+def test_outputs_of_other_sizes_have_the_same_memory(fake):
+    """... on a GPU: of about as many bytes, if nobody holds what had it. Of few lengths some is kept"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s:
+        arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
+        made = [s.run(["y"], {"x": arrays[rows]})[0].memory for rows in (2, 22, 40)]
+        assert [memory.size for memory in made] == [256, 512, 512] and made[1] is made[2]
+        for _ in range(2):
+            api.calls.clear()
+            for rows in range(2, 41):
+                same(s.run(None, {"x": arrays[rows]}), expected(x_of(rows)))
+        assert not {"cuMemAlloc", "cuMemFree", "cuEventCreate"} & {*api.calls}
+        room = s._members[0, (40,)].room
+        lengths = [room.spare("y", 1 << n, 0)[0] for n in range(10, 30)]
+        assert lengths == [1 << n for n in range(10, 30)] and len(room._spare["y", 0]) == RECENT
+        assert room.spare("y", 1_000_001, 0)[0] == 1_048_576 and room.spare("y", 1_100_000, 0)[0] == 1_179_648
+
+
+def test_new_sizes_do_not_wait_for_what_is_queued(fake):
+    """On a stream, more sizes than a session keeps: what was queued of a size that has gone runs as it was told"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s:
+        arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
+        api.calls.clear()
+        for rows in range(2, 41):
+            s.run(None, {"x": arrays[rows]}, stream=7)
+        assert not {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"} & {*api.calls}
+        api.calls.clear()
+    assert api.calls.index("cuEventSynchronize") < api.calls.index("cuGraphExecDestroy")
+
+
 def test_threads_with_sizes_in_turn(fake):
     """... each more than a session keeps: every one gets what is its own, and nothing is left"""
     api = fake()
