@@ -275,8 +275,8 @@ ARRAYS: Mapping[str, Callable[[Any, Any], Any]] = {
 EXACT = 1 << 53
 
 
-KEPT = 1 << 16
-"""Numbers up to which what formulas give at all sizes is kept."""
+KEPT = 1 << 18
+"""Numbers up to which what formulas give at all sizes is kept: a megabyte, if none has more than 32 bits."""
 
 
 class Prepared:
@@ -288,7 +288,7 @@ class Prepared:
     def __init__(self, formulas: Sequence[Formula], sizes: Sequence[Size], known: np.ndarray | None):
         self.formulas, self._sizes = formulas, [size.all for size in sizes]
         self._proven = known is not None
-        self.kept = np.ascontiguousarray(known.T) if known is not None and known.size <= KEPT else None
+        self.kept = _narrow(known.T) if known is not None and known.size <= KEPT else None
         """What they give at all sizes, a row each, of few sizes."""
         self._quotients = [(i, a, b) for i, (op, a, b) in enumerate(formulas) if op == "/"]
         self._numbers = [a if op == "int" else 0 for op, a, _ in formulas]
@@ -326,6 +326,12 @@ class Prepared:
         for i, _, _ in self._quotients:
             whole[i] = 0
         return np.array(whole, np.int64)
+
+
+def _narrow(known: np.ndarray) -> np.ndarray:
+    """A copy, in 32 bits if none of the numbers needs more."""
+    small = np.abs(known).max(initial=0) < 1 << 31
+    return np.ascontiguousarray(known, np.int32 if small else np.int64)
 
 
 def everywhere(formulas: Sequence[Formula], sizes: Sequence[Size], found: Sequence[Span]) -> np.ndarray | None:

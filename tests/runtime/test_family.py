@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tccompile.errors import InputError, PlanError
+from tccompile.errors import InputError, LaunchError, PlanError
 from tccompile.ir.extent import least
 from tccompile.ir.types import DType
 from tccompile.plan.file import Plan
@@ -17,11 +17,12 @@ from tccompile.plan.format import Address, Entry, Family, Int, Map
 from tccompile.plan.formulas import drawn
 from tccompile.plan.rules import check_plan
 from tccompile.ranges.box import opened
-from tccompile.runtime import gpu
+from tccompile.runtime import gpu, room
 from tccompile.runtime.engine import RECENT
 from tccompile.runtime.room import touched
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
+from tests.runtime.fake_driver import ILLEGAL_ADDRESS
 from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
 
 __all__ = ["fake"]
@@ -97,10 +98,10 @@ def test_outputs_of_other_sizes_have_the_same_memory(fake):
             for rows in range(2, 41):
                 same(s.run(None, {"x": arrays[rows]}), expected(x_of(rows)))
         assert not {"cuMemAlloc", "cuMemFree", "cuEventCreate"} & {*api.calls}
-        room = s._members[0, (40,)].room
-        lengths = [room.spare("y", 1 << n, 0)[0] for n in range(10, 30)]
-        assert lengths == [1 << n for n in range(10, 30)] and len(room._spare["y", 0]) == RECENT
-        assert room.spare("y", 1_000_001, 0)[0] == 1_048_576 and room.spare("y", 1_100_000, 0)[0] == 1_179_648
+        kept = s._members[0, (40,)].room
+        lengths = [kept.spare("y", 1 << n, 0)[0] for n in range(10, 30)]
+        assert lengths == [1 << n for n in range(10, 30)] and len(kept._spare["y", 0]) == RECENT
+        assert kept.spare("y", 1_000_001, 0)[0] == 1_048_576 and kept.spare("y", 1_100_000, 0)[0] == 1_179_648
 
 
 def test_new_sizes_do_not_wait_for_what_is_queued(fake):
@@ -205,12 +206,54 @@ def test_what_numbers_are_at_all_sizes_proves_rules_that_their_formulas_alone_do
 def test_arrays_for_outputs_are_made_while_the_gpu_works(fake, monkeypatch):
     """... since their pages take longer than the copies that would wait for them"""
     api = fake()
-    monkeypatch.setattr(gpu, "touched", lambda t: (api.log.append(("made", t.name)), touched(t))[1])
+    monkeypatch.setattr(gpu, "touched", lambda t: (api.log.append(("made", t.shape)), touched(t))[1])
     with Session(of_rows(), "gpu") as s:
         api.log.clear()
         same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
         done = [what for what, *_ in api.log]
         assert done[-1] == "synchronize" and done.index("launch") < done.index("made") and done.count("made") == 2
+
+
+def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
+    """... without host memory of ours, unless they lie there in another order or with other bytes first"""
+    monkeypatch.setattr(room, "DIRECT", 512)
+    api = fake()
+    copies = []
+    copied = api.cuMemcpyHtoDAsync
+    api.cuMemcpyHtoDAsync = lambda to, source, size, stream: copies.append(source) or copied(to, source, size, stream)[1]
+    api.cuMemcpyDtoHAsync = lambda to, source, size, stream: copies.append(to) or copied(to, source, size, stream)[1]
+    with Session(of_rows(), "gpu") as s:
+        assert s._members == {} and s._platform._room._staged[1].size == 3 * 512
+        for rows in (40, 3):
+            x, want, direct = x_of(rows), expected(x_of(rows)), rows == 40
+            y, z = np.empty_like(x), np.empty((rows, 3), np.float32)
+            copies.clear()
+            same(s.run(None, {"x": x}, outputs={"y": y, "z": z}), want)
+            assert [a.ctypes.data in copies for a in (x, y, z)] == [direct] * 3
+            turned, others = np.empty((3, rows), np.float32).T, np.empty((rows, 3), ">f4")
+            copies.clear()
+            same(s.run(None, {"x": x.astype(">f4")}, outputs={"y": turned, "z": others}), want)
+            same(s.run(["z"], {"x": np.asfortranarray(x)}), want[1:])
+            assert not {turned.ctypes.data, others.ctypes.data} & {*copies}
+    with Session(of_rows(), "gpu") as s:
+        api.failures["cuMemcpyDtoHAsync"] = ILLEGAL_ADDRESS
+        with pytest.raises(LaunchError, match="running toy on Fake GPU .* failed: cuMemcpyDtoHAsync"):
+            s.run(None, {"x": x_of(40)})
+
+
+def test_nodes_whose_numbers_no_size_decides_are_told_nothing(fake):
+    """... but where inputs and outputs lie; also if tensor maps are among what they are told, each graph having its own"""
+    api = fake()
+
+    def half_fixed(own, rows):
+        own = told(own, 1, 3, Int(6))
+        return told(own, 1, 1, Address("arena", "", 768))
+
+    with Session(of_rows(half_fixed), "gpu") as s:
+        for rows, count in ((30, 2), (4, 2), (30, 0)):
+            api.log.clear()
+            same(s.run(["z"], {"x": x_of(rows)}), expected(x_of(rows))[1:])
+            assert [what for what, *_ in api.log].count("set") == count
 
 
 def test_grids_of_members(fake):
