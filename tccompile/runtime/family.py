@@ -73,14 +73,14 @@ class Tables:
         assert loaded.table is not None
         self._size = loaded.table.size
         kept = bounds.formulas.kept
-        self.ahead = bounds.proven and kept is not None and len(kept) * len(loaded.maps.maps) <= AHEAD
-        count = len(kept) if self.ahead and kept is not None else RECENT + 1
+        self.ahead = bounds.proven and kept is not None and kept * len(loaded.maps.maps) <= AHEAD
+        count = kept if self.ahead and kept is not None else RECENT + 1
         self._memory = Memory(loaded.device, count * self._size, "tensor maps")
         self.close = self._memory.close
-        if self.ahead and kept is not None:
+        if self.ahead:
             encoded = np.empty((count, self._size), np.uint8)
-            for row, ints in zip(encoded, kept, strict=True):
-                row[:] = loaded.encode(ints).view(np.uint8).reshape(-1)
+            for number, row in enumerate(encoded):
+                row[:] = loaded.encode(bounds.formulas.whole(number)).view(np.uint8).reshape(-1)
             copy_maps(loaded.device, self._memory.address, encoded)
 
     def own(self, number: int) -> int:

@@ -69,11 +69,17 @@ def same_everywhere(formulas, *sizes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tccompile.plan.formulas.KEPT", 0)
         again = Prepared(formulas, sizes, at_all)
+        last_again = Prepared(formulas, sizes, at_all, range(len(formulas))[-1:])
+    last = Prepared(formulas, sizes, at_all, range(len(formulas))[-1:])
+    assert kept.kept == last.kept == at_all.shape[1] and (not formulas or again.kept is last_again.kept is None)
     for column, point in zip(at_all.T, itertools.product(*(size.all for size in sizes)), strict=True):
         numbers = computed(formulas, point)
         for prepared in (kept, again):
             found, whole = prepared.at(point)
             assert found == numbers and whole.tolist() == column.tolist() == integers(numbers).tolist()
+        for prepared in (last, last_again):
+            found, whole = prepared.at(point)
+            assert found[-1:] == numbers[-1:] and whole.tolist()[-1:] == column.tolist()[-1:]
 
 
 @pytest.mark.parametrize("name", COMPUTED)

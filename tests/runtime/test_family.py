@@ -237,7 +237,7 @@ def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
             assert not {turned.ctypes.data, others.ctypes.data} & {*copies}
     with Session(of_rows(), "gpu") as s:
         api.failures["cuMemcpyDtoHAsync"] = ILLEGAL_ADDRESS
-        with pytest.raises(LaunchError, match="running toy on Fake GPU .* failed: cuMemcpyDtoHAsync"):
+        with pytest.raises(LaunchError, match=r"running toy on Fake GPU .* failed: cuMemcpyDtoHAsync"):
             s.run(None, {"x": x_of(40)})
 
 
