@@ -16,7 +16,7 @@ from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
 from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
 from tccompile.kernels.pool import PoolKernel
-from tccompile.options import Options, as_sizes
+from tccompile.options import Options, as_sizes, parse_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
 from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.plan.format import Family
@@ -272,6 +272,36 @@ def test_dimensions_that_are_a_sum_of_others(total, told):
     with pytest.raises(InputError, match=says) as wrong:
         session.run(None, {"x": x, "y": y, "mask": mask[:, 1:]})
     assert wrong.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    "tall, told",
+    [("4*h", {}), ("h * 4 + 1", {}), ("tall", {"tall": "4*h"}), ("tall", {"tall": "1 + 4*h"})],
+    ids=("by its name", "by its name, and more", "said", "said, and more"),
+)
+def test_dimensions_that_are_so_many_times_another(tall, told):
+    """As of an image beside what an encoder has made of one of its size"""
+    n = Net(x=(np.float32, (1, 3, "h", 5)), image=(np.float32, (1, 3, tall, 5)))
+    more = "1" in f"{tall}{told}"
+    small = n("Conv", "image", np.full((3, 3, 4, 1), 0.25, np.float32), strides=[4, 1])
+    model = n.out(n("Add", "x", small)).model()
+    session = Session(without_code(model, precision="fp32", ranges={"h": (2, 9)} | told), "cpu")
+    oracle = onnxruntime.InferenceSession(model.SerializeToString())
+    for h in (2, 5, 9):
+        draw = np.random.default_rng(h)
+        given = {"x": draw.random((1, 3, h, 5), np.float32), "image": draw.random((1, 3, 4 * h + more, 5), np.float32)}
+        assert relative_error(session.run(None, given)[0], oracle.run(None, given)[0]) < 1e-5
+    says = r"axis 2 of 'image' is (1 \+ )?(4 \* h|h \* 4)( \+ 1)?, here .*, and not 4; it was compiled for"
+    with pytest.raises(InputError, match=says):
+        session.run(None, {"x": given["x"], "image": given["image"][:, :, :4]})
+
+
+def test_sums_are_told_from_shapes():
+    """... on the command line, where a sum begins with a name, or has a + or a *"""
+    told = {"total=past+new": "past+new", "b2=b1": "b1", "a=8*h": "8*h", "a=h*8+1": "8*h+1", "a=1+h": "1+h", "a=2*h+w": "2*h+w"}
+    for text, says in told.items():
+        assert [str(size) for size in parse_sizes([text]).values()] == [says]
+    assert parse_sizes(["x=1..64x3x8"]) == {"x": (Size("x[0]", 1, 64), 3, 8)}
 
 
 def test_two_sizes_of_one_name_are_told_apart():
