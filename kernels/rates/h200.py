@@ -30,6 +30,7 @@ from tccompile.kernels.rates.rate import (
     PairSm90,
     Pointwise,
     Pool,
+    PrologueSm90,
     Rate,
     Rates,
     Reduce,
@@ -286,6 +287,15 @@ H200 = Rates(
         results_us=Rate(0.36, "µs", PAIR_SM90, "2026-11-26"),
         bytes_us=Rate(0.28, "µs", PAIRS_IN_GRAPH, "2026-11-26"),
         made=Rate(0.45, "of the time", PAIR_SM90, "2026-11-26"),
+    ),
+    prologue_sm90=PrologueSm90(
+        start_us=Rate(1.5, "µs", UNKNOWN, "2026-11-26"),
+        weights=Rate(80000, "bytes/µs", UNKNOWN, "2026-11-26"),
+        alone_us=Rate(0.6, "µs", UNKNOWN, "2026-11-26"),
+        chunk_us=Rate(0.35, "µs", UNKNOWN, "2026-11-26"),
+        stored_alone_us=Rate(0.7, "µs", UNKNOWN, "2026-11-26"),
+        stored_us=Rate(0.4, "µs", UNKNOWN, "2026-11-26"),
+        shared_us=Rate(0.4, "µs", UNKNOWN, "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
