@@ -478,9 +478,10 @@ class PrologueSm90(Joint):
         across = found.problem.stored // t.columns
         read, written = memory_us([found.source], arch), memory_us([program.tensors[ops[-1].y]], arch)
         turns = ceil_div(hint(found.tiles) * across, t.teams * arch.sms)
-        each = ceil_div(t.chunks, t.share) * max(own.alone_us, t.groups * own.chunk_us)
+        each = ceil_div(t.chunks, t.share) * max(own.alone_us, t.groups * own.chunk_us) * (own.halves if t.source > 1 else 1.0)
         each += t.columns / 128 * max(own.stored_alone_us, t.teams * own.stored_us) + own.shared_us * (t.share > 1)
-        return own.start_us + t.chunks * t.w_bytes / own.weights + max(turns * each, across * read + written)
+        begins = own.start_us + own.apart_us + t.chunks * t.w_bytes / own.weights
+        return begins + max(turns * each, across * read + written)
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         found = described(ops, program)

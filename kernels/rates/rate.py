@@ -783,12 +783,16 @@ class PrologueSm90:
 
     start_us: Rate
     """From the launch before to the first results."""
+    apart_us: Rate
+    """What estimates of the two ops one after the other say beyond their time, which is said of both together, too."""
     weights: Rate
     """Weights that come to each multiprocessor."""
     alone_us: Rate
-    """A warpgroup's time for 64 rows of 128 channels, where few others share its multiprocessor."""
+    """A warpgroup's time for 64 rows of 128 channels in bytes, where few others share its multiprocessor."""
     chunk_us: Rate
     """A multiprocessor's for as many."""
+    halves: Rate
+    """Of both, where they are halves."""
     stored_alone_us: Rate
     """A warpgroup's time to store 64 rows of 128 results, where few others share its multiprocessor."""
     stored_us: Rate
