@@ -30,6 +30,7 @@ from tccompile.kernels.norm_team import NormTeam
 from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
+from tccompile.kernels.prologue_sm90 import PrologueSm90
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
@@ -84,7 +85,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-JOINTS: tuple[Joint, ...] = (PairSm90(),)
+JOINTS: tuple[Joint, ...] = (PairSm90(), PrologueSm90())
 
 
 def kernel(name: str) -> Kernel:

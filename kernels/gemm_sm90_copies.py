@@ -119,6 +119,12 @@ def by_eight(m: TiledMap) -> TiledMap:
     return replace(m, extents=extents, strides=strides, box=(row, 2, 4, 4, extent // EIGHTS), steps=(1,) * 5)
 
 
+def columns_in_order(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
+    """The map of weights in boxes of so many columns, whose results have a size."""
+    m = replace(w, box=(deep, columns, 1), swizzle=row)
+    return by_eight(m) if size == 1 else m
+
+
 def _ordered(b: TiledMap, t: Tile) -> TiledMap:
     return _paired(b) if t.paired else by_eight(b) if t.eights else b
 

@@ -30,6 +30,7 @@ from tccompile.kernels.rates.rate import (
     PairSm90,
     Pointwise,
     Pool,
+    PrologueSm90,
     Rate,
     Rates,
     Reduce,
@@ -56,6 +57,7 @@ DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
 BYTES_SM90 = "fitted to 193 times of 17 convolutions on an H100"
 GEMM_BYTES = "48 times of 1×1 convolutions of MobileNet at batch 32 on an H200"
+PROLOGUE_SM90 = "fitted to 27 times of 10 layers on an H200, and to those of densenet121 as a network"
 UNKNOWN = "not recorded"
 BESIDE = "60 times of 20 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
 ATTENTION_MMA = "fitted to 30 times on an H200"
@@ -289,6 +291,17 @@ H200 = Rates(
         results_us=Rate(0.36, "µs", PAIR_SM90, "2026-11-26"),
         bytes_us=Rate(0.28, "µs", PAIRS_IN_GRAPH, "2026-11-26"),
         made=Rate(0.45, "of the time", PAIR_SM90, "2026-11-26"),
+    ),
+    prologue_sm90=PrologueSm90(
+        start_us=Rate(1.5, "µs", PROLOGUE_SM90, "2026-11-26"),
+        apart_us=Rate(3.0, "µs", PROLOGUE_SM90, "2026-11-26"),
+        weights=Rate(80000, "bytes/µs", PAIR_SM90, "2026-11-26"),
+        alone_us=Rate(0.8, "µs", PROLOGUE_SM90, "2026-11-26"),
+        chunk_us=Rate(0.48, "µs", PROLOGUE_SM90, "2026-11-26"),
+        halves=Rate(1.4, "of the time", PROLOGUE_SM90, "2026-11-26"),
+        stored_alone_us=Rate(1.2, "µs", PROLOGUE_SM90, "2026-11-26"),
+        stored_us=Rate(0.24, "µs", PROLOGUE_SM90, "2026-11-26"),
+        shared_us=Rate(0.4, "µs", PROLOGUE_SM90, "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),

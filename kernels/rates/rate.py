@@ -782,6 +782,30 @@ class PairSm90:
 
 
 @dataclass(frozen=True)
+class PrologueSm90:
+    """What `prologue_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """From the launch before to the first results."""
+    apart_us: Rate
+    """What estimates of the two ops one after the other say beyond their time, which is said of both together, too."""
+    weights: Rate
+    """Weights that come to each multiprocessor."""
+    alone_us: Rate
+    """A warpgroup's time for 64 rows of 128 channels in bytes, where few others share its multiprocessor."""
+    chunk_us: Rate
+    """A multiprocessor's for as many."""
+    halves: Rate
+    """Of both, where they are halves."""
+    stored_alone_us: Rate
+    """A warpgroup's time to store 64 rows of 128 results, where few others share its multiprocessor."""
+    stored_us: Rate
+    """A multiprocessor's for as many."""
+    shared_us: Rate
+    """To add up the sums of warpgroups that have multiplied the same rows."""
+
+
+@dataclass(frozen=True)
 class Rates:
     """All that was measured of one GPU: what several cost models ask, and by their kernels, what one does."""
 
@@ -820,6 +844,7 @@ class Rates:
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
     pair_sm90: PairSm90
+    prologue_sm90: PrologueSm90
     attention: Attention
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90

@@ -10,6 +10,7 @@ from tccompile.pipeline import compile_model
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
 from tests.kernels.test_pair_sm90 import bottlenecks
+from tests.kernels.test_prologue_sm90 import dense_layer
 from tests.networks import relative_error
 
 
@@ -47,3 +48,22 @@ def test_products_in_one_launch_over_a_range(gpu, monkeypatch: pytest.MonkeyPatc
     for images in (40, 1, 2, 23, 39):
         x = np.random.default_rng(images).standard_normal((images, 8, 9, 9)).astype(np.float32)
         assert relative_error(on_gpu.run(None, {"x": x})[0], on_cpu.run(None, {"x": x})[0]) <= 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("images", [1, 37])
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_norm_and_the_product_behind_it(gpu, monkeypatch: pytest.MonkeyPatch, halves: bool, images: int, request) -> None:
+    if gpu.cc != (9, 0) or request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here, for sm_90a")
+    from tccompile.kernels.prologue_sm90 import PrologueSm90
+
+    monkeypatch.setattr(PrologueSm90, "cost", lambda *_: 0.01)
+    plan = compile_model(dense_layer(halves, images), Options(archs=("sm_90a",), precision="fp16"))
+    (section,) = (s for s in plan.entries[0].sections if s.arch == "sm_90a")
+    assert sum(step.within >= 0 for step in section.steps) == 1
+    x = np.random.default_rng(0).standard_normal((images, 16, 9, 9)).astype(np.float32)
+    session = Session(plan, "gpu")
+    (first,), (again,) = session.run(None, {"x": x}), session.run(None, {"x": x})
+    assert np.array_equal(first, again)
+    assert relative_error(first, Session(plan, "cpu").run(None, {"x": x})[0]) <= 2e-3
