@@ -9,8 +9,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KEPT = 64
-"""Results of a function that are kept at most."""
+KEPT = 1 << 12
+"""Results of a function that are kept at most: those of an op's configs, and of the same op where kernels are chosen for many sizes."""
+
+PLAIN = frozenset((int, bool, str, tuple))
+"""Types whose values are compared; objects of others are told apart by identity."""
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
@@ -23,8 +26,8 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def asked(*args: P.args, **named: P.kwargs) -> R:
-        given = (*args, *named.items())
-        key = tuple(a if isinstance(a, int | str | tuple) else id(a) for a in given)
+        given = (*args, *named.items()) if named else args
+        key = tuple([a if type(a) in PLAIN else id(a) for a in given])
         found = known.get(key)
         if found is None:
             made = function(*args, **named)
