@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeGuard, TypeVar
 
 from tccompile.arch import Arch
@@ -104,21 +105,21 @@ class Problem:
         """Whether operands may lie across K, as transposed ones do, for Tensor Cores: those of 16 bits."""
         return self.x.dtype.bits == self.w.dtype.bits == 16
 
-    @property
+    @cached_property
     def batches(self) -> Extent:
         return self.batch[0] * self.batch[1]
 
-    @property
+    @cached_property
     def rows(self) -> Extent:
         """M: rows of a batch."""
         return math.prod(self.pixels)
 
-    @property
+    @cached_property
     def depth(self) -> Extent:
         """K, with the channels' padding."""
         return self.taps[0] * self.taps[1] * self.padded
 
-    @property
+    @cached_property
     def k_major(self) -> tuple[bool, bool]:
         """Of x and of w: whether channels are neighbours in memory, not rows or columns as in a transposed matrix."""
         transposed = [

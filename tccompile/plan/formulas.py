@@ -380,18 +380,23 @@ class _Table:
 
     def visit(self, tree: Any) -> Any:
         """The tree with slots."""
-        if isinstance(tree, Open):
+        cls = type(tree)
+        if cls in PLAIN:
+            return tree
+        if cls is Open:
             return Slot(self.number(tree))
         if isinstance(tree, tuple | list):
+            if PLAIN.issuperset(map(type, tree)):
+                return tree
             parts = [self.visit(part) for part in tree]
-            return tree if all(a is b for a, b in zip(parts, tree, strict=True)) else tuple(parts)
+            return tree if all(map(operator.is_, parts, tree)) else tuple(parts)
+        if names := _names(cls):
+            parts = [getattr(tree, name) for name in names]
+            made = [part if type(part) in PLAIN else self.visit(part) for part in parts]
+            return tree if all(map(operator.is_, made, parts)) else cls(**dict(zip(names, made, strict=True)))
         if isinstance(tree, Mapping):
-            made = {key: self.visit(part) for key, part in tree.items()}
-            return tree if all(made[key] is part for key, part in tree.items()) else made
-        if is_dataclass(tree) and not isinstance(tree, type):
-            own = {f.name: getattr(tree, f.name) for f in fields(tree)}
-            made = {name: self.visit(part) for name, part in own.items()}
-            return tree if all(made[name] is part for name, part in own.items()) else type(tree)(**made)
+            made = [part if type(part) in PLAIN else self.visit(part) for part in tree.values()]
+            return tree if all(map(operator.is_, made, tree.values())) else dict(zip(tree, made, strict=True))
         return tree
 
     def number(self, extent: Any) -> int:
