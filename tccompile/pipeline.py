@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tccompile
-from tccompile.arch import ARCHS, PTX
+from tccompile.arch import ARCHS, PTX, Arch
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
 from tccompile.custom.files import Given as Own
@@ -289,8 +289,8 @@ def _built(
 ) -> tuple[list[list[Build]], Parts, dict[Job, Image]]:
     """What is chosen for programs and for the parts of a range, and its code, with which processes begin while it is chosen."""
     refused: set[Code] = set()
-    ranked = Known(known, ranged)
     with team(options.jobs) as ahead:
+        ranked = Known(known, ranged, lambda arch, codes: begin(jobs_for(codes, arch), ahead))
         while True:
             builds = [
                 to_builds(program, options, dump, progress, refused, known)
@@ -552,8 +552,13 @@ def to_parts(
 
 def likely_jobs(ranged: Sequence[Pattern], options: Options, refused: Collection[Code], ranked: Known) -> list[Job]:
     """What has to be compiled for a range, and little more, before it is chosen what runs which sizes: the surest first."""
-    pools = {name: ranked.pool(ranged[0], ARCHS[name], refused) for name in options.archs} if ranged else {}
-    return [(code, ARCHS[name], kind) for name, pool in pools.items() for code in pool.by_use for kind in kinds(name)]
+    archs = [ARCHS[name] for name in options.archs] if ranged else []
+    return [job for arch in archs for job in jobs_for(ranked.pool(ranged[0], arch, refused).by_use, arch)]
+
+
+def jobs_for(codes: Sequence[Code], arch: Arch) -> list[Job]:
+    """What has to be compiled for codes on a generation."""
+    return [(code, arch, kind) for code in codes for kind in kinds(arch.name)]
 
 
 def kinds(name: str) -> tuple[str, ...]:
