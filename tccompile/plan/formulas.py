@@ -129,7 +129,7 @@ def _maker(tree: Any) -> Maker | None:
         return None if PLAIN.issuperset(map(type, tree)) else _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
         return _many(tree.items(), dict, None, tree)
-    if names := _names(type(tree)):
+    if names := names_of(type(tree)):
         own, cls = {name: getattr(tree, name) for name in names}, type(tree)
         whole = _many(own.items(), dict, None, own)
         return whole and (lambda numbers: cls(**whole(numbers)))
@@ -168,7 +168,7 @@ def slots(tree: Any) -> int:
         elif isinstance(part, Mapping):
             left += part.values()
         else:
-            left += [getattr(part, name) for name in _names(type(part))]
+            left += [getattr(part, name) for name in names_of(type(part))]
     return most
 
 
@@ -179,7 +179,7 @@ PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
 _fields: dict[type, tuple[str, ...]] = {}
 
 
-def _names(cls: type) -> tuple[str, ...]:
+def names_of(cls: type) -> tuple[str, ...]:
     """The fields of a class of dataclasses; none of others."""
     if cls not in _fields:
         _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
@@ -390,7 +390,7 @@ class _Table:
                 return tree
             parts = [self.visit(part) for part in tree]
             return tree if all(map(operator.is_, parts, tree)) else tuple(parts)
-        if names := _names(cls):
+        if names := names_of(cls):
             parts = [getattr(tree, name) for name in names]
             made = [part if type(part) in PLAIN else self.visit(part) for part in parts]
             return tree if all(map(operator.is_, made, parts)) else cls(**dict(zip(names, made, strict=True)))
