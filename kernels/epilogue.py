@@ -37,7 +37,7 @@ from tccompile.kernels.codegen import (
     unrounded,
 )
 from tccompile.kernels.remembered import remembered
-from tccompile.kernels.spec import I32, Arg, Ptr, Value
+from tccompile.kernels.spec import F32, I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
 BYTES = DType.I8, DType.U8

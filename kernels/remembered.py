@@ -10,10 +10,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KEPT = 1 << 12
-"""Results of a function that are kept at most: those of an op's configs, and of the same op where kernels are chosen for many sizes."""
+"""Results of a function that are kept at most: of a range, an op's at many sizes are."""
 
 PLAIN = frozenset((int, bool, str, tuple))
 """Types whose values are compared; objects of others are told apart by identity."""
+
+
+_every: list[dict[Any, Any]] = []
+
+
+def forget() -> None:
+    """Let go of what functions gave, and of the programs that they were asked about."""
+    for known in _every:
+        known.clear()
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
@@ -23,6 +32,7 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     kept live as long.
     """
     known: dict[Any, tuple[Any, R]] = {}
+    _every.append(known)
 
     @wraps(function)
     def asked(*args: P.args, **named: P.kwargs) -> R:

@@ -53,6 +53,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.ir.weights import digest
+from tccompile.kernels.remembered import forget
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
@@ -218,7 +219,10 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     """The whole way, with the options of the command line."""
     # Ranges make objects by the million, of which nearly all are kept.
     with using(collected(options.ops)), no_garbage() if options.ranges else nullcontext():
-        return _compiled(model, options, progress)
+        try:
+            return _compiled(model, options, progress)
+        finally:
+            forget()
 
 
 def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
