@@ -54,6 +54,7 @@ from tccompile.kernels.gemm_sm90_tile import (
     overlapping,
     resident,
     room_for,
+    shortened,
     sparse_tiles,
     swapped_rows,
     tile,
@@ -495,11 +496,11 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
-        return tile(config, arch, how.steps, False, kinds=how.kinds, short=how.short)
-    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size, how.short)
+        return shortened(tile(config, arch, how.steps, False, kinds=how.kinds), how.short)
+    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
     whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
     eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
-    return in_eights(t) if eights else t
+    return shortened(in_eights(t) if eights else t, how.short)
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

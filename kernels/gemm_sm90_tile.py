@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import Extent, ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand, Places
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
@@ -259,14 +259,13 @@ def tile(
     added: bool = False,
     kinds: tuple[str, str] = ("f16", "f16"),
     result: int = RESULT,
-    short: int = 0,
 ) -> Tile:
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     each = ceil_div(steps, config["split"])
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     swapped, sparse, overlaps = (config.get(name, False) for name in ("swapped", "sparse", "overlaps"))
     shape = config["bm"], config["bn"], most, config["split"], swapped
-    return _fitting(arch.smem_block, *shape, boxed, added, kinds, result, sparse, config.get("teams", 1), False, overlaps, short)
+    return _fitting(arch.smem_block, *shape, boxed, added, kinds, result, sparse, config.get("teams", 1), False, overlaps)
 
 
 @cache  # also since a tile remembers what was computed of it
@@ -283,6 +282,16 @@ def _fitting(room: int, bm: int, bn: int, most: int, *more: Any) -> Tile:
 def in_eights(t: Tile) -> Tile:
     """The tile, whose columns come in groups of eight: see `Operand.eights`."""
     return replace(t, eights=True)
+
+
+def shortened(t: Tile, short: Extent) -> Tile:
+    """The tile with so many bytes of K in the first stage."""
+    return _shortened(t, short) if isinstance(short, int) else replace(t, short=short)
+
+
+@cache
+def _shortened(t: Tile, short: int) -> Tile:
+    return replace(t, short=short) if short else t
 
 
 def resident(t: Tile, arch: Arch) -> int:

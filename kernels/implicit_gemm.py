@@ -294,7 +294,11 @@ class OneWay(Kernel):
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         """As `takes`."""
         own = {name: value for name, value in config.items() if name != "groups"}
-        return own in self.configs_of(way, program, arch)
+        return own in self._every_of(way, program, arch)
+
+    @remembered
+    def _every_of(self, way: Op, program: Program, arch: Arch) -> list[Config]:
+        return [*self.configs_of(way, program, arch)]
 
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:

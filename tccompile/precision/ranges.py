@@ -160,7 +160,8 @@ def activations(
     return found
 
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def _some_at_once(run: Callable[[T], R], runs: Iterable[T], at_once: bool) -> Iterator[R]:
