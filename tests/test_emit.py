@@ -680,6 +680,21 @@ def test_what_is_begun_needs_several_processes(monkeypatch, most):
         assert not ahead.started
 
 
+@pytest.mark.parametrize(("most", "kept", "count"), [(1, False, 0), (3, False, 3), (3, True, 0), (20, False, many.EXPECTED)])
+def test_processes_are_started_for_what_is_expected(monkeypatch, tmp_path, most, kept, count):
+    """... where nothing is in the cache, so that whatever is chosen has to be compiled"""
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path))
+    made = []
+    monkeypatch.setattr(workers, "Worker", lambda cached: made.append(FakeWorker(cached)) or made[-1])
+    if kept:
+        cache.put("ab" * 32, b"something")
+    with many.team(most) as ahead:
+        many.expect(ahead)
+        assert len(made) == count
+        ahead.begin([[(code("toy", n=2), ARCHS["sm_80"], "cubin")]])
+        assert len(made) == max(count, 1)
+
+
 def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):
     calls = []
     whole = compiling.ptx_text
