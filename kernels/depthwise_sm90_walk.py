@@ -248,10 +248,8 @@ def walk_of(op: Op, program: Program, config: Config) -> Walk:
 
 
 @cache  # also since a walk remembers what was computed of it
-def _walk_of(
-    taps: int, stride: int, q: Extent, channels: int, strips: int, steps: int, blocks: int, images: int, each: int
-) -> Walk:
-    walk = Walk(taps, stride, channels, strips, steps, blocks, images, each, 0)
+def _walk_of(taps: int, stride: int, q: Extent, *chosen: int) -> Walk:
+    walk = Walk(taps=taps, stride=stride, width=0, **dict(zip(CHOSEN, chosen, strict=True)))
     return replace(walk, width=width(walk, q))
 
 
