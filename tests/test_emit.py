@@ -315,6 +315,14 @@ def test_keys_tell_everything_apart(monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
+def test_sources_are_read_without_numba():
+    program = (
+        "import sys; from tccompile.schedule.digest import sources_of; sources_of('tccompile.kernels.gemm_sm90')\n"
+        "assert not {'numba', 'tccompile.kernels.ptx.hopper'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_sources_are_followed(tmp_path, monkeypatch):
     """A change in a module that a kernel imports, however deep, changes its key; one elsewhere does not"""
     package = tmp_path / "plugin_for_test"
