@@ -37,7 +37,6 @@ channel, of which a lane has two, is read before the products are there. Otherwi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from tccompile.arch import Arch
@@ -54,10 +53,12 @@ from tccompile.kernels.gemm_sm90_tile import (
     SWAPPED,
     TILES,
     Tile,
+    in_eights,
     in_the_way,
     overlapping,
     resident,
     room_for,
+    shortened,
     sparse_tiles,
     swapped_rows,
     tile,
@@ -68,6 +69,7 @@ from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
@@ -362,6 +364,7 @@ class Hopper(OneWay):
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         return self._takes(way, program)(config)
 
+    @remembered
     def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
         """What the sizes must be for a config."""
         problem, how = self._described(way, program)
@@ -390,8 +393,9 @@ class Hopper(OneWay):
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         return self._costs(way, program, arch)(config)
 
+    @remembered
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
-        """The cost of each config."""
+        """The cost of each config, which is asked for again once the best are known."""
         problem, how = self._described(way, program)
         own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
@@ -403,7 +407,15 @@ class Hopper(OneWay):
         sparse = self._compressed(way, program)
         fewer = 0.0 if sparse is None else memory_us([problem.w], arch) - memory_us(_read(sparse, program), arch)
 
+        known: dict[Any, float] = {}
+
         def cost(config: Config) -> float:
+            key = tuple(config.items())
+            if key not in known:
+                known[key] = estimated(config)
+            return known[key]
+
+        def estimated(config: Config) -> float:
             read = sparse if sparse and config.get("sparse") else how
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
@@ -473,6 +485,7 @@ class Hopper(OneWay):
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
+    @remembered
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
@@ -480,6 +493,7 @@ class Hopper(OneWay):
         assert isinstance(how, Copies)
         return problem, how
 
+    @remembered
     def _compressed(self, op: Op, program: Program) -> Copies | None:
         """How 2:4 weights are read, if the op has such in that form and they can be."""
         form, problem = sparse_form(op, program), describe(op, program)
@@ -500,11 +514,11 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
-        return replace(tile(config, arch, how.steps, False, kinds=how.kinds), short=how.short)
-    t = replace(tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size), short=how.short)
+        return shortened(tile(config, arch, how.steps, False, kinds=how.kinds), how.short)
+    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
     whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
     eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
-    return replace(t, eights=True) if eights else t
+    return shortened(in_eights(t) if eights else t, how.short)
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

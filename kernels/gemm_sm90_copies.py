@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.forms import Sparse
@@ -56,21 +57,21 @@ class Copies:
     places: TiledMap | None = None
     short: int = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of an element."""
         return BITS[self.kinds[0]] // 8
 
-    @property
+    @cached_property
     def im2col(self) -> bool:
         return isinstance(self.a, Im2colMap)
 
-    @property
+    @cached_property
     def whole(self) -> int:
         """Elements of K in a stage."""
         return ROW // self.size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Stages along K."""
         return ceil_div(self.depth, self.whole)

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import Extent, ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand, Places
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
@@ -112,32 +112,32 @@ class Tile:
     once: bool = False
     beside: bool = False
 
-    @property
+    @cached_property
     def atom(self) -> Atom:
         """What multiplies."""
         return group_atom(*self.kinds, self.sparse)
 
-    @property
+    @cached_property
     def promoted(self) -> bool:
         """Whether a thread has its sums twice, as those of a stage are rough: see `parts.accumulator.Promoted`."""
         return self.atom.rough and not self.once
 
-    @property
+    @cached_property
     def product(self) -> tuple[int, int]:
         """Rows and columns of what wgmma makes: 64 rows for each warpgroup."""
         return (self.bn, self.bm) if self.swapped else (self.bm, self.bn)
 
-    @property
+    @cached_property
     def consumers(self) -> int:
         """Threads that multiply."""
         return 2 * self.product[0] * self.teams // self.blocks
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of 64 rows of the product that a warpgroup has."""
         return 2 if self.product[0] == 256 else 1
 
-    @property
+    @cached_property
     def exchange(self) -> bool:
         """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it.
 
@@ -153,7 +153,7 @@ class Tile:
         own = 24 if self.blocks > 1 or (self.promoted and self.product[1] > 200) else 40
         return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.consumers + (128 if self.exchange else 32)
 
@@ -181,7 +181,7 @@ class Tile:
         """Whether a lane's two channels are neighbours: of bytes, which stmatrix turns back two at a time."""
         return self.boxed and self.swapped and self.result < RESULT
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns that a warp stages at once on their way to memory; with a split, all: the other blocks read them."""
         if self.boxed and self.swapped:
@@ -263,7 +263,7 @@ class Tile:
         landed = self.layout["landed"] if self.added else None
         return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc, self.ahead)
 
-    @property
+    @cached_property
     def smem(self) -> int:
         """Bytes to ask for in a launch."""
         return self.layout.smem
@@ -281,23 +281,37 @@ def tile(
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     each = ceil_div(steps, config["split"])
     most = 2 if each <= 2 else 4 if each <= 4 else 8
-    shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
-    more = config.get("sparse", False), config.get("teams", 1)
-    once = steps == 1 and group_atom(*kinds).rough and not config.get("sparse")
-    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False), once=once)
-    if config.get("beside"):
-        return _fitting(replace(most_of, beside=True), room_beside(arch))
-    return _fitting(most_of, arch.smem_block)
+    swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
+    once = steps == 1 and group_atom(*kinds).rough and not sparse
+    shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside
+    return _fitting(room, *shape, boxed, added, kinds, result, *more)
+
+
+@cache  # also since a tile remembers what was computed of it
+def _fitting(room: int, bm: int, bn: int, most: int, *more: Any) -> Tile:
+    """The tile with as many stages as so many bytes of shared memory hold, and no more than `most`."""
+    for stages in range(most, 1, -1):
+        t = Tile(bm, bn, stages, *more)
+        if t.smem <= room:
+            return t
+    raise AssertionError(f"{bm}×{bn} does not fit {room} bytes of shared memory")
 
 
 @cache
-def _fitting(most: Tile, room: int) -> Tile:
-    """The tile with as many stages as so many bytes of shared memory hold, and no more than it has."""
-    for stages in range(most.stages, 1, -1):
-        t = replace(most, stages=stages)
-        if t.smem <= room:
-            return t
-    raise AssertionError(f"{most.bm}×{most.bn} does not fit {room} bytes of shared memory")
+def in_eights(t: Tile) -> Tile:
+    """The tile, whose columns come in groups of eight: see `Operand.eights`."""
+    return replace(t, eights=True)
+
+
+def shortened(t: Tile, short: Extent) -> Tile:
+    """The tile with so many bytes of K in the first stage."""
+    return _shortened(t, short) if isinstance(short, int) else replace(t, short=short)
+
+
+@cache
+def _shortened(t: Tile, short: int) -> Tile:
+    return replace(t, short=short) if short else t
 
 
 def room_beside(arch: Arch) -> int:

@@ -26,6 +26,7 @@ from tccompile.kernels.parts.operands import ROW, ROWS, Operand
 from tccompile.kernels.parts.part import Part, part
 from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Config, Function, Joint, Launch, TiledMap, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8)
@@ -649,6 +650,7 @@ def _unmade(made: Op, first: Op, y: Boxed, program: Program) -> str | None:
     return "its own result is added to something" if mine and mine.added else None
 
 
+@remembered
 def _described(op: Op, program: Program) -> tuple[Problem, Copies, Boxed] | str:
     problem = describe(op, program)
     if isinstance(problem, str):

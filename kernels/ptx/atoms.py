@@ -139,10 +139,15 @@ ATOMS = {
 
 def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> list[Atom]:
     """What a generation's Tensor Cores multiply two types of elements by, the largest product first; none if it has none."""
+    return [*_atoms(arch.cc, arch.suffix, a, b, sparse)]
+
+
+@cache
+def _atoms(cc: tuple[int, int], suffix: str, a: str, b: str, sparse: bool) -> tuple[Atom, ...]:
     wanted = (ROW_OF.get(a, a), ROW_OF.get(b, b), sparse)
-    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= arch.cc]
-    there = [x for x in found if x.threads > 1 and (not x.only or (x.since == arch.cc and arch.suffix))]
-    return sorted(there, key=lambda x: -x.m * x.n * x.k)
+    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= cc]
+    there = [x for x in found if x.threads > 1 and (not x.only or (x.since == cc and suffix))]
+    return tuple(sorted(there, key=lambda x: -x.m * x.n * x.k))
 
 
 def of_warpgroups(arch: Arch) -> bool:

@@ -54,7 +54,7 @@ def same(a: Extent, b: Extent) -> bool:
 
 def divides(d: int, n: Extent) -> bool:
     """Whether a number divides an extent, at all sizes if that is open."""
-    return same(n % d, 0)
+    return n % d == 0 if type(n) is type(d) is int else same(n % d, 0)
 
 
 def hint(extent: Extent) -> int:

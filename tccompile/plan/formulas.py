@@ -129,7 +129,7 @@ def _maker(tree: Any) -> Maker | None:
         return None if PLAIN.issuperset(map(type, tree)) else _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
         return _many(tree.items(), dict, None, tree)
-    if names := _names(type(tree)):
+    if names := names_of(type(tree)):
         own, cls = {name: getattr(tree, name) for name in names}, type(tree)
         whole = _many(own.items(), dict, None, own)
         return whole and (lambda numbers: cls(**whole(numbers)))
@@ -173,7 +173,7 @@ def used(tree: Any) -> set[int]:
         elif isinstance(part, Mapping):
             left += part.values()
         else:
-            left += [getattr(part, name) for name in _names(type(part))]
+            left += [getattr(part, name) for name in names_of(type(part))]
     return found
 
 
@@ -184,7 +184,7 @@ PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
 _fields: dict[type, tuple[str, ...]] = {}
 
 
-def _names(cls: type) -> tuple[str, ...]:
+def names_of(cls: type) -> tuple[str, ...]:
     """The fields of a class of dataclasses; none of others."""
     if cls not in _fields:
         _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
@@ -420,18 +420,23 @@ class _Table:
 
     def visit(self, tree: Any) -> Any:
         """The tree with slots."""
-        if isinstance(tree, Open):
+        cls = type(tree)
+        if cls in PLAIN:
+            return tree
+        if cls is Open:
             return Slot(self.number(tree))
         if isinstance(tree, tuple | list):
+            if PLAIN.issuperset(map(type, tree)):
+                return tree
             parts = [self.visit(part) for part in tree]
-            return tree if all(a is b for a, b in zip(parts, tree, strict=True)) else tuple(parts)
+            return tree if all(map(operator.is_, parts, tree)) else tuple(parts)
+        if names := names_of(cls):
+            parts = [getattr(tree, name) for name in names]
+            made = [part if type(part) in PLAIN else self.visit(part) for part in parts]
+            return tree if all(map(operator.is_, made, parts)) else cls(**dict(zip(names, made, strict=True)))
         if isinstance(tree, Mapping):
-            made = {key: self.visit(part) for key, part in tree.items()}
-            return tree if all(made[key] is part for key, part in tree.items()) else made
-        if is_dataclass(tree) and not isinstance(tree, type):
-            own = {f.name: getattr(tree, f.name) for f in fields(tree)}
-            made = {name: self.visit(part) for name, part in own.items()}
-            return tree if all(made[name] is part for name, part in own.items()) else type(tree)(**made)
+            made = [part if type(part) in PLAIN else self.visit(part) for part in tree.values()]
+            return tree if all(map(operator.is_, made, tree.values())) else dict(zip(tree, made, strict=True))
         return tree
 
     def number(self, extent: Any) -> int:

@@ -282,7 +282,7 @@ def candidates(op: Op, program: Program, arch: Arch, among: Collection[Kernel] |
         Candidate(k.cost(op, program, config, arch), k, config)
         for k in kernels
         if refusals[k.name] is None
-        for config in k.configs(op, program, arch)
+        for config in k.every(op, program, arch)
     ]
     if not found and among is None:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())

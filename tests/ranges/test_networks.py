@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,7 +16,10 @@ from tccompile.emit.pack import pack
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
 from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
+from tccompile.kernels.gemm_sm90 import Hopper
 from tccompile.kernels.pool import PoolKernel
+from tccompile.kernels.remembered import forget
+from tccompile.kernels.spec import Code
 from tccompile.options import Options, as_sizes, parse_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
 from tccompile.plan.file import from_bytes, to_bytes
@@ -27,7 +31,7 @@ from tccompile.ranges import steps
 from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
-from tccompile.ranges.pool import Known
+from tccompile.ranges.pool import SURE, Known
 from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
@@ -139,6 +143,27 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
                             assert choice.work.launches == work.launches, (point, op.nodes, choice.kernel.name)
                             compared += 1
     assert compared > 100
+
+
+def test_choosing_asks_for_configs_once_and_tells_of_codes_before_all_is_chosen(monkeypatch):
+    """No kernel is asked twice for the configs of an op; codes are told that are in the pool in the end."""
+    make, sizes_ = CASES["tokens"]
+    options = Options(archs=("sm_90a",), precision="fp16", ranges=sizes_)
+    patterns, options = to_patterns(read(make()), options, Dump(None), quiet, Told())
+    asked, told = list[tuple[Any, Any]](), list[Code]()
+    of_kernel = Hopper.configs_of
+
+    def configs_of(kernel, way, program, arch):
+        asked.append((way, program))
+        return of_kernel(kernel, way, program, arch)
+
+    monkeypatch.setattr(Hopper, "configs_of", configs_of)
+    known = Known(NO_TIMINGS, patterns, lambda arch, codes: told.extend(codes))
+    forget()
+    for pattern in patterns:
+        to_parts(pattern, options, quiet, (), NO_TIMINGS, known)
+    assert asked and len({(id(way), id(program)) for way, program in asked}) == len(asked)
+    assert 0 < len(told) <= SURE and {*told} <= known.pool(patterns[0], ARCHS["sm_90a"], ()).codes
 
 
 @pytest.mark.parametrize("name, arch", usually(LAUNCHED, 0, 1))
