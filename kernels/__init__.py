@@ -40,6 +40,7 @@ from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Family, Joint, Kernel
 from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
+from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.kernels.trees import TreesKernel
 
 KERNELS: tuple[Kernel, ...] = (
@@ -84,7 +85,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-JOINTS: tuple[Joint, ...] = (PairSm90(),)
+JOINTS: tuple[Joint, ...] = (PairSm90(), SqueezeExcite())
 
 
 def kernel(name: str) -> Kernel:

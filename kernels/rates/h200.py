@@ -35,6 +35,7 @@ from tccompile.kernels.rates.rate import (
     Reduce,
     Rnn,
     Table,
+    SqueezeExcite,
     TwoPass,
 )
 
@@ -355,6 +356,13 @@ H200 = Rates(
     mlp=Mlp(
         start_us=Rate(0.7, "µs", UNKNOWN, "2026-11-22"),
         l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-22"),
+    ),
+    squeeze_excite=SqueezeExcite(
+        start_us=Rate(2.0, "µs", UNKNOWN, "2026-11-26"),
+        pixel_us=Rate(0.1, "µs", UNKNOWN, "2026-11-26"),
+        moving=Rate(0.8, "of the time", UNKNOWN, "2026-11-26"),
+        turn_us=Rate(1.0, "µs", UNKNOWN, "2026-11-26"),
+        l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-26"),
     ),
     two_pass=TwoPass(
         setup=Rate(100, "instructions", "a vector of 8 takes 110 in all on an H200", "2026-11-21"),

@@ -618,6 +618,22 @@ class Mlp:
 
 
 @dataclass(frozen=True)
+class SqueezeExcite:
+    """What `squeeze_excite.py` asks of a GPU."""
+
+    start_us: Rate
+    """What comes one after the other in a block beside its pixels."""
+    pixel_us: Rate
+    """A pixel that a thread keeps."""
+    moving: Rate
+    """Of the time that the bytes take: what is read and written comes and goes by way of the L2 cache."""
+    turn_us: Rate
+    """Blocks that come when others are done."""
+    l2_bytes: Rate
+    """Weights that come to a multiprocessor from the L2 cache."""
+
+
+@dataclass(frozen=True)
 class TwoPass:
     """What `two_pass.py`, softmax and norms, ask of a GPU."""
 
@@ -823,6 +839,7 @@ class Rates:
     norm_team: NormTeam
     rnn: Rnn
     mlp: Mlp
+    squeeze_excite: SqueezeExcite
     two_pass: TwoPass
     reduce: Reduce
     pointwise: Pointwise

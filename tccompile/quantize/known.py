@@ -22,7 +22,7 @@ from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_erro
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
-from tccompile.quantize.products import IN_FLOATS, OPS, Attended, Layer, attentions, layers, products
+from tccompile.quantize.products import IN_FLOATS, MEANS, OPS, Attended, Layer, attentions, is_gate, layers, products
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ticks import Ticks
 from tccompile.quantize.ties import begins, ties
@@ -48,8 +48,6 @@ that are new. Of all runs up to a quarter are held back from calibration for tha
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
 """Operators that do not read bytes but by way of floats that are stored for them."""
-
-MEANS = ("GlobalAveragePool", "ReduceMean")
 
 WEIGHTS_OFF = 2.6e-2
 """What attention is off by whose weights are rounded to E4M3, relative to it, where values average to nothing."""
@@ -383,14 +381,10 @@ def _gated(graph: gs.Graph) -> list[str]:
             if id(t) in outside or len(shape) != 4 or np.dtype(t.dtype) != np.float32:
                 continue
             means = [reader for reader in t.outputs if reader.op in MEANS]
-            gates = [reader for reader in t.outputs if reader.op == "Mul" and any(_is_gate(x) for x in reader.inputs)]
+            gates = [reader for reader in t.outputs if reader.op == "Mul" and any(is_gate(x) for x in reader.inputs)]
             if means and gates and len(means) + len(gates) == len(t.outputs):
                 found.append(t.name)
     return found
-
-
-def _is_gate(t: gs.Tensor) -> bool:
-    return isinstance(t, gs.Variable) and list((t.shape or ())[2:]) == [1, 1]
 
 
 def _sum(observed: Observed, name: str) -> Activation:

@@ -95,6 +95,11 @@ class Attended:
         return {t.name: rank(t) - 1 for t in self.node.inputs[:3]}
 
 
+MEANS = ("GlobalAveragePool", "ReduceMean")
+
+GATES = "it makes numbers for channels of an image from their means, which one launch does in floats"
+"""Why a product of a squeeze and excitation is not in bytes."""
+
 IN_FLOATS = "it is attention, which is not multiplied in integers"
 """Why an attention is not in integers of 8 bits."""
 
@@ -144,14 +149,38 @@ def products(graph: gs.Graph) -> dict[str, Layer | Attended]:
 def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
     """The layers of a graph that may be multiplied in bytes, and for its other products, by their names, why they may not."""
     found, refused = [], {}
+    gates = {id(product) for node in graph.nodes if node.op == "Mul" for product in _gating(node)}
     for node in graph.nodes:
         if node.op in OPS and node.domain in (None, "", "ai.onnx"):
-            reason = why_not(node)
+            reason = GATES if id(node) in gates else why_not(node)
             if reason is None:
                 found.append(_layer(node))
             else:
                 refused[name_of(node)] = reason
     return found, refused
+
+
+def is_gate(t: gs.Tensor) -> bool:
+    """Whether it has a number for each channel of an image."""
+    return isinstance(t, gs.Variable) and len(t.shape or ()) == 4 and list(t.shape[2:]) == [1, 1]
+
+
+def _gating(node: gs.Node) -> list[gs.Node]:
+    """The convolutions between an image's means and the numbers that it is multiplied by; none where there are no means."""
+    found, means, left = list[gs.Node](), False, [t for t in node.inputs if is_gate(t)]
+    if len(left) != 1 or len(node.inputs) != 2:
+        return []
+    seen = {left[0].name}
+    while left:
+        for maker in left.pop().inputs:
+            if maker.op in MEANS:
+                means = True
+                continue
+            found += [maker] if maker.op == "Conv" else []
+            more = [t for t in maker.inputs if is_gate(t) and t.name not in seen]
+            seen |= {t.name for t in more}
+            left += more
+    return found if means else []
 
 
 def why_not(node: gs.Node) -> str | None:

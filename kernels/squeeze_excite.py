@@ -1,0 +1,375 @@
+"""A squeeze and excitation in one launch: the mean of each channel of an image, two products of these, and the image times what
+they give for each channel. The image is read once.
+
+A cluster of blocks takes an image. Each block keeps its share in registers: some of the pixels, of some of the channels. The
+first product is one of sums, so a block multiplies those of its own pixels and channels, and the cluster adds up what they give
+for each hidden unit. Of the second product a block computes the results of its own channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from tccompile.arch import Arch, Feature
+from tccompile.ir.expr import ACC, Expr, View, call, cast, constant, coord, load, substitute, walk
+from tccompile.ir.extent import Extent, ceil_div, hint, round_up
+from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
+from tccompile.kernels.codegen import Parameters, coarse, decode, encode, lifted
+from tccompile.kernels.loops import vectors
+from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
+from tccompile.kernels.spec import F32, I32, Arg, Config, Function, Joint, Launch, Ptr, Value, Work, code, memory_us
+from tccompile.kernels.squeeze_excite_text import LANES, Writer
+from tccompile.kernels.text import compiled
+
+IMAGES = (DType.F16, DType.BF16, DType.I8, DType.U8)
+"""Types of what is read and written."""
+
+WEIGHTS = (DType.F16, DType.BF16, DType.F32)
+
+CLUSTERS = (8, 4, 2, 1)
+"""Blocks of a cluster."""
+
+HIDDEN = 256
+"""The most hidden units."""
+
+WORDS = 64
+"""Of an image that a thread keeps, at most."""
+
+ROWS = 4
+"""Rows of the first weights that a warp reads at once, at most."""
+
+SHARING = 8
+"""Threads that share a row of the second weights, at most."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What becomes of a product: of the sums by `weights`, the expression; its loads are of a number for each result."""
+
+    weights: Tensor
+    expr: Expr
+    loads: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All that is computed: y = expr(x, gates), gates = second(first(scale · Σ x + shift)); shift for all pixels together.
+
+    expr  of `acc`, an element of x as float32, and load 0, its channel's gate
+    """
+
+    x: Tensor
+    y: Tensor
+    scale: float
+    shift: float
+    first: Unit
+    second: Unit
+    expr: Expr
+
+    @property
+    def pixels(self) -> Extent:
+        return prod(self.x.shape[2:])
+
+    @property
+    def vectors(self) -> int:
+        """Of channels."""
+        return max(self.x.padded[1], self.y.padded[1]) // LANES
+
+
+# --- What the ops say ------------------------------------------------------------------------------------------------
+
+
+@remembered
+def described(ops: Sequence[Op], program: Program) -> Chain | str:
+    """What the ops compute, given in order; or why it is not computed in one launch."""
+    mean, *products, last = ops
+    assert isinstance(mean, Reduce)
+    x, y = program.tensors[mean.x], program.tensors[last.y]
+    if (reason := _layout(x, y)) is not None:
+        return reason
+    if mean.combine != "add" or mean.axes != (2, 3):
+        return "it is no mean over all pixels"
+    line = _line(mean, prod(x.shape[2:]))
+    if line is None:
+        return "its mean is not proportional to a sum"
+    units = [unit for op in products for unit in _units(op, program)]
+    if any(isinstance(unit, str) for unit in units):
+        return next(unit for unit in units if isinstance(unit, str))
+    expr = _expression(last, products[-1].y, program, x)
+    if isinstance(expr, str):
+        return expr
+    first, second = units
+    assert isinstance(first, Unit) and isinstance(second, Unit)
+    return Chain(x, y, *line, first, second, expr)
+
+
+def _layout(x: Tensor, y: Tensor) -> str | None:
+    """Why an image is not read or written, by vectors of channels of pixels that lie one after the other; None if it is."""
+    for t in (x, y):
+        if t.dtype not in IMAGES:
+            return f"{t.name} is {t.dtype.value}; it takes images of {', '.join(kind.value for kind in IMAGES)}"
+        if not vectors(t, 1, LANES) or t.strides[2] != t.shape[3] * t.strides[3]:
+            return f"pixels of {t.name} do not lie one after the other, in whole vectors of {LANES} channels"
+        if t.padded[2:] != t.shape[2:]:
+            return f"{t.name} is padded along its rows or columns"
+    return None
+
+
+def _line(mean: Reduce, pixels: Extent) -> tuple[float, float] | None:
+    """A mean as a factor of a sum of elements, and what is added to that; None if it is not one."""
+    before, behind = affine(mean.pre), affine(mean.epilogue.expr)
+    if before is None or behind is None:
+        return None
+    return behind[0] * before[0], behind[0] * before[1] * hint(pixels) + behind[1]
+
+
+def affine(expr: Expr) -> tuple[float, float] | None:
+    """(a, b) of an expression that is a · acc + b; None if it is none."""
+    if expr.fn == "acc":
+        return 1.0, 0.0
+    if expr.fn == "const":
+        return 0.0, float(expr.value)  # type: ignore[arg-type]
+    found = [affine(arg) for arg in expr.args]
+    if not found or None in found:
+        return None
+    (a, b), *rest = found  # type: ignore[misc]
+    if expr.fn == "cast":
+        exact = expr.args[0].fn == "acc" or expr.args[0].dtype is expr.dtype
+        return (a, b) if exact else None
+    if expr.fn in ("add", "sub"):
+        sign = 1 if expr.fn == "add" else -1
+        return a + sign * rest[0][0], b + sign * rest[0][1]  # type: ignore[index]
+    if expr.fn == "mul" and 0.0 in (a, rest[0][0]):  # type: ignore[index]
+        c, d = rest[0]  # type: ignore[misc]
+        return a * d + b * c, b * d
+    if expr.fn in ("div", "ratio") and rest[0][0] == 0 and rest[0][1] != 0:  # type: ignore[index]
+        return a / rest[0][1], b / rest[0][1]  # type: ignore[index]
+    return None
+
+
+def _units(op: Op, program: Program) -> list[Unit | str]:
+    """The products of an op."""
+    if isinstance(op, Mlp):
+        hidden, loads = op.hidden, ()
+        if op.b is not None:
+            hidden, loads = substitute(hidden, {ACC: call("add", ACC, load(0))}), (View(op.b, (coord(1),)),)
+        return [_unit(op.w, hidden, loads, program), _unit(op.v, op.epilogue.expr, op.epilogue.loads, program)]
+    assert isinstance(op, Conv)
+    if op.groups != 1 or any(op.pads) or op.epilogue.shuffle != 1:
+        return [f"{op.y} is no product of a mean"]
+    return [_unit(op.w, op.epilogue.expr, op.epilogue.loads, program)]
+
+
+def _unit(name: str, expr: Expr, loads: Sequence[View], program: Program) -> Unit | str:
+    w = program.tensors[name]
+    if w.dtype not in WEIGHTS or w.strides[1] != 1 or any(n % LANES for n in (w.padded[1], w.strides[0], w.offset)):
+        return f"rows of {name} are not whole vectors of {LANES} floats"
+    read = [program.tensors[view.tensor] for view in loads]
+    for view, t in zip(loads, read, strict=True):
+        if view.index != (coord(1),) or view.valid or t.strides != (1,) or not t.dtype.is_float:
+            return f"its epilogue reads {t.name}, which is no number for each channel"
+    return Unit(w, expr, tuple(read))
+
+
+def _expression(op: Op, gate: str, program: Program, x: Tensor) -> Expr | str:
+    """What becomes of an element of x and its channel's gate, as `Chain.expr`."""
+    views, expr = op.epilogue.loads, op.epilogue.expr
+    shape = program.tensors[op.y].shape
+    names = [view.tensor for view in views]
+    if sorted(names) != sorted((x.name, gate)) or op.epilogue.shuffle != 1 or op.also is not None:
+        return f"{op.y} is no product of {x.name} and {gate}"
+    wanted = {x.name: range(4), gate: range(2)}
+    for view in views:
+        if view.valid or not all(_is_coordinate(view, a, a in wanted[view.tensor], shape) for a in range(4)):
+            return f"{op.y} reads {view.tensor} elsewhere"
+    if not program.tensors[gate].dtype.is_float:
+        return f"{gate} is {program.tensors[gate].dtype.value}"
+    image, gates = names.index(x.name), names.index(gate)
+    element = load(image) if x.dtype.is_float else cast(load(image, DType.I64), DType.F32)
+    found = substitute(expr, {element: ACC, load(gates): load(0)})
+    left = [e for e in walk(found) if e.fn == "load" and e != load(0)]
+    return f"{op.y} reads {x.name} as integers" if left or found.dtype not in (DType.F32, DType.I64) else found
+
+
+def _is_coordinate(view: View, axis: int, moves: bool, shape: Sequence[Extent]) -> bool:
+    """Whether an index goes along an axis of the result, or stays where it is."""
+    index = view.index[axis]
+    return index == (coord(axis) if moves and shape[axis] != 1 else constant(0)) or (moves and index == coord(axis))
+
+
+# --- How it is shared out --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How an image is shared out among a cluster's blocks, and a block's share among its threads.
+
+    across, along  parts of the channels and of the pixels; one block each
+    vectors, abreast  vectors of channels of a block, and threads of each
+    pixels         that a thread keeps
+    """
+
+    across: int
+    along: int
+    threads: int
+    vectors: int
+    abreast: int
+    pixels: int
+
+    @property
+    def subs(self) -> int:
+        """Sums of threads that are added up side by side, of each channel."""
+        return max(1, self.threads // (LANES * self.vectors))
+
+
+def shares(chain: Chain, config: Config) -> Shares:
+    across, along, threads = (config[name] for name in ("across", "along", "threads"))
+    wide = ceil_div(chain.vectors, across)
+    abreast = max(1, threads // wide)
+    return Shares(across, along, threads, wide, abreast, ceil_div(ceil_div(chain.pixels, along), abreast))
+
+
+def words_of(dtype: DType) -> int:
+    """Of a vector."""
+    return LANES * dtype.size // 4
+
+
+class SqueezeExcite(Joint):
+    """A mean over images, two products of it, and the images times what they give, on sm_90 and newer."""
+
+    name = "squeeze_excite"
+
+    def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
+        writers = {op.y: i for i, op in enumerate(program.ops)}
+        readers: dict[str, list[int]] = {}
+        for i, op in enumerate(program.ops):
+            for name in op.inputs:
+                readers.setdefault(program.tensors[name].storage, []).append(i)
+
+        def maker(name: str, reader: int) -> int:
+            """The op that makes a tensor that no other than the reader reads; -1 if there is none."""
+            t = program.tensors[name]
+            own = t.base is None and name not in program.outputs and set(readers.get(name, ())) == {reader}
+            return writers.get(name, -1) if own else -1
+
+        for last, op in enumerate(program.ops):
+            if not isinstance(op, Pointwise):
+                continue
+            for view in op.views:
+                chain = [last]
+                while len(chain) < 4 and (before := maker(view.tensor if len(chain) == 1 else x, chain[0])) >= 0:  # type: ignore[has-type]
+                    chain.insert(0, before)
+                    made = program.ops[before]
+                    if isinstance(made, Reduce):
+                        break
+                    if not isinstance(made, Conv | Mlp):
+                        break
+                    x = made.x
+                kinds = [type(program.ops[i]) for i in chain[:-1]]
+                if kinds in ([Reduce, Mlp], [Reduce, Conv, Conv]) and program.ops[chain[0]].inputs[0] in op.inputs:
+                    yield last, tuple(chain)
+
+    def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None:
+        if not arch.has(Feature.CLUSTERS):
+            return f"{arch.name} has no clusters"
+        found = described(tuple(ops), program)
+        if isinstance(found, str):
+            return found
+        if found.first.weights.shape[0] > HIDDEN:
+            return f"it has {found.first.weights.shape[0]} hidden units; it takes {HIDDEN} at most"
+        if next(iter(self.configs(ops, program, arch)), None) is None:
+            return f"a cluster's registers do not hold an image of {found.x.name}"
+        return None
+
+    def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
+        chain = described(tuple(ops), program)
+        assert isinstance(chain, Chain)
+        for blocks in CLUSTERS:
+            for across in (a for a in CLUSTERS if a <= blocks):
+                for threads in (256, 512):
+                    config = {"across": across, "along": blocks // across, "threads": threads}
+                    s = shares(chain, config)
+                    fits = s.vectors <= threads and s.pixels * words_of(chain.x.dtype) <= WORDS
+                    whole = (across - 1) * s.vectors < chain.vectors and (s.along - 1) * s.abreast < chain.pixels
+                    if fits and whole:
+                        yield config
+
+    def cost(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> float:
+        """What comes one after the other in a block, and all traffic."""
+        chain = described(tuple(ops), program)
+        assert isinstance(chain, Chain)
+        s, own = shares(chain, config), measured(arch).squeeze_excite
+        blocks = hint(chain.x.shape[0]) * s.across * s.along
+        resident = max(1, arch.threads_sm // 2 // s.threads)
+        turns = ceil_div(blocks, resident * arch.sms)
+        hidden, size = chain.first.weights.shape[0], chain.first.weights.dtype.size
+        weights = 2 * hidden * LANES * s.vectors * size / own.l2_bytes
+        sectors = round_up(LANES * s.vectors * chain.x.dtype.size, 32) / (LANES * s.vectors * chain.x.dtype.size)
+        moved = own.moving * sectors * memory_us([chain.x, chain.y], arch) / min(1.0, blocks / arch.sms)
+        alone = own.start_us + weights + s.pixels * own.pixel_us
+        return measured(arch).launch_us + moved + alone + (turns - 1) * own.turn_us
+
+    def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
+        chain = described(tuple(ops), program)
+        assert isinstance(chain, Chain)
+        s, args = shares(chain, config), _Arguments(chain)
+        x, y, first, second = chain.x, chain.y, chain.first.weights, chain.second.weights
+        if 0 in y.padded:
+            return Work(())
+        units = first.shape[0]
+        chunks = ceil_div(units, LANES)
+        sharing = min(SHARING, 1 << (chunks - 1).bit_length())
+        launch = Launch(
+            code(
+                self.name, x=x.dtype.value, y=y.dtype.value, w=first.dtype.value, v=second.dtype.value,
+                across=s.across, along=s.along, threads=s.threads, pixels=s.pixels, subs=s.subs,
+                rows=min(ROWS, ceil_div(units, s.threads // 32)), sharing=sharing, masked=y.padded[1] != y.shape[1],
+                units=tuple((encode(e), kinds) for e, kinds in args.units), expr=encode(args.expr),
+            ),
+            grid=(x.shape[0] * (s.across * s.along), 1, 1),
+            block=s.threads,
+            args=(
+                *(Ptr(t.name) for t in (x, y, first, second)),
+                *map(I32, (s.vectors, s.abreast, chain.pixels, ceil_div(chain.pixels, s.along))),
+                *map(I32, (x.strides[0], x.strides[3], y.strides[0], y.strides[3], x.padded[1], y.padded[1], x.shape[1])),
+                *map(I32, (units, first.strides[0], first.padded[1], second.strides[0], second.shape[0], chunks)),
+                *(F32(chain.scale), F32(chain.shift)),
+                *args.args,
+            ),
+            smem=4 * _numbers(s, units),
+        )  # fmt: skip
+        return Work((launch,))
+
+    def build(self, arch: Arch, **params: Any) -> Function:
+        return compiled(self.source(arch, **params))
+
+    def source(self, arch: Arch, **params: Value) -> Any:
+        """The kernel's text."""
+        units = [(decode(expr), tuple(map(DType, kinds))) for expr, kinds in params["units"]]
+        return Writer(params, units, decode(params["expr"])).text()
+
+
+def _numbers(s: Shares, units: int) -> int:
+    """Of shared memory: see `squeeze_excite_text`."""
+    channels = LANES * s.vectors
+    return LANES * s.threads + channels * (s.subs + 2) + 2 * round_up(units, LANES)
+
+
+class _Arguments:
+    """What the expressions take: they without constants, and the arguments of the launch."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.args, self.units = list[Arg](), list[tuple[Expr, tuple[str, ...]]]()
+        for unit in (chain.first, chain.second):
+            expr, scalars = lifted(unit.expr)
+            self.units.append((expr, tuple(t.dtype.value for t in unit.loads)))
+            self.args += [*(Ptr(t.name) for t in unit.loads), *scalars]
+        self.expr, scalars = lifted(coarse(chain.expr, chain.y.dtype))
+        self.args += scalars
