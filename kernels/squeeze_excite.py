@@ -20,7 +20,7 @@ from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Parameters, coarse, decode, encode, lifted
+from tccompile.kernels.codegen import Parameters, coarse, decode, encode, lifted, unrounded
 from tccompile.kernels.loops import vectors
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
@@ -28,7 +28,7 @@ from tccompile.kernels.spec import F32, I32, Arg, Config, Function, Joint, Launc
 from tccompile.kernels.squeeze_excite_text import LANES, Writer
 from tccompile.kernels.text import compiled
 
-IMAGES = (DType.F16, DType.BF16, DType.I8, DType.U8)
+IMAGES = (DType.F16, DType.BF16, DType.I8, DType.U8, DType.E4M3)
 """Types of what is read and written."""
 
 WEIGHTS = (DType.F16, DType.BF16, DType.F32)
@@ -41,6 +41,9 @@ HIDDEN = 256
 
 WORDS = 64
 """Of an image that a thread keeps, at most."""
+
+EARLY_WORDS = 40
+"""The same, if weights are there before them."""
 
 ROWS = 4
 """Rows of the first weights that a warp reads at once, at most."""
@@ -331,7 +334,7 @@ class SqueezeExcite(Joint):
                 self.name, x=x.dtype.value, y=y.dtype.value, w=first.dtype.value, v=second.dtype.value,
                 across=s.across, along=s.along, threads=s.threads, pixels=s.pixels, subs=s.subs,
                 rows=min(ROWS, ceil_div(units, s.threads // 32)), sharing=sharing, masked=y.padded[1] != y.shape[1],
-                units=tuple((encode(e), kinds) for e, kinds in args.units), expr=encode(args.expr),
+                early=_early(chain, s, program), units=tuple((encode(e), kinds) for e, kinds in args.units), expr=encode(args.expr),
             ),
             grid=(x.shape[0] * (s.across * s.along), 1, 1),
             block=s.threads,
@@ -356,6 +359,12 @@ class SqueezeExcite(Joint):
         return Writer(params, units, decode(params["expr"])).text()
 
 
+def _early(chain: Chain, s: Shares, program: Program) -> bool:
+    """Whether a block asks for weights before it waits for earlier grids: if they are known, and registers have room for them."""
+    known = all(w.name in program.constants for w in (chain.first.weights, chain.second.weights))
+    return known and s.pixels * words_of(chain.x.dtype) <= EARLY_WORDS
+
+
 def _numbers(s: Shares, units: int) -> int:
     """Of shared memory: see `squeeze_excite_text`."""
     channels = LANES * s.vectors
@@ -371,5 +380,5 @@ class _Arguments:
             expr, scalars = lifted(unit.expr)
             self.units.append((expr, tuple(t.dtype.value for t in unit.loads)))
             self.args += [*(Ptr(t.name) for t in unit.loads), *scalars]
-        self.expr, scalars = lifted(coarse(chain.expr, chain.y.dtype))
+        self.expr, scalars = lifted(coarse(unrounded(chain.expr, chain.y.dtype), chain.y.dtype))
         self.args += scalars

@@ -10,6 +10,8 @@ from tccompile.kernels.codegen import Lines, Parameters
 from tccompile.kernels.spec import Value
 from tccompile.kernels.text import Called, KernelText, indented, intrinsic, parameters
 
+BYTES = DType.I8, DType.U8
+
 LANES = 8
 """Channels of a vector."""
 
@@ -58,7 +60,7 @@ class Writer:
             dtype = getattr(self, name)
             scope[f"words_{name}"] = intrinsic("ptx.memory.load_words", self._words(dtype), "global.nc")
             scope[f"unpack_{name}"] = intrinsic("ptx.memory.floats", dtype, LANES)
-        rounds = (True,) if self.y.size == 1 else ()
+        rounds = (True,) if self.y in BYTES else ()
         return scope | {
             "put": intrinsic("ptx.memory.store", self.y, LANES, True, "global", *rounds),
             "own": intrinsic("ptx.memory.load", DType.F32, 1, False, "shared"),
@@ -68,6 +70,8 @@ class Writer:
             "theirs": intrinsic("ptx.hopper.load_cluster_f32"),
             "arrive": intrinsic("ptx.hopper.cluster_arrive"),
             "await_all": intrinsic("ptx.hopper.cluster_wait"),
+            "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
+            "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
             "dot": intrinsic("ptx.simt.dot", LANES),
             "shuffle": intrinsic("ptx.simt.shuffle"),
             "quotient": intrinsic("ptx.mma.divide"),
@@ -75,11 +79,14 @@ class Writer:
         }
 
     def lines(self) -> list[str]:
+        waits, early = ["wait_for_earlier_grids()", "let_later_grids_start()"], self.p["early"]
         return [
             *self._places(),
+            *([*self._ahead(), *waits] if early else waits),
             *self._read(),
             *self._sums(),
             *self._means(),
+            *([] if early else self._ahead()),
             *self._parts(),
             *self._hidden(),
             *self._gates(),
@@ -169,35 +176,43 @@ class Writer:
             "cuda.syncthreads()",
         ]
 
+    def _ask_rows(self) -> list[str]:
+        """Asks for the lane's vectors of some rows of the first weights."""
+        out = ["ch = i32(c0 + k * 8)", "inside = i32(k < V) & i32(ch < w_present)"]
+        for r in range(self.p["rows"]):
+            at = f"w + (i64(row + i32({r})) * i64(w_row) + i64(ch)) * i64({self.w.size})"
+            out.append(f"q{r} = words_w({at}, inside & i32(row + i32({r}) < units))")
+        return out
+
+    def _ahead(self) -> list[str]:
+        """Asks for the first vectors of both products' weights."""
+        return [f"row, k = i32(warp * i32({self.p['rows']})), lane", *self._ask_rows(), "u = tid", *self._ask()]
+
     def _parts(self) -> list[str]:
-        """What the block's means give for each hidden unit, and what is asked for of the second weights."""
-        rows, warps, size = range(self.p["rows"]), self.p["threads"] // 32, self.w.size
-        out = [f"row = i32(warp * i32({len(rows)}))", "while row < units:", "    k = lane"]
-        out += [f"    b{r} = f32(0)" for r in rows]
-        out += ["    while k < V:", f"        ms, ch = own8(i32(M + k * i32({LANES * 4}))), i32(c0 + k * 8)"]
-        for r in rows:
-            at = f"w + (i64(row + i32({r})) * i64(w_row) + i64(ch)) * i64({size})"
-            out.append(f"        q{r} = words_w({at}, i32(row + i32({r}) < units) & i32(ch < w_present))")
+        """What the block's means give for each hidden unit."""
+        rows, warps = range(self.p["rows"]), self.p["threads"] // 32
+        out = ["while row < units:", *(f"    b{r} = f32(0)" for r in rows), "    k = lane", "    while k < V:"]
+        out.append(f"        ms = own8(i32(M + k * i32({LANES * 4})))")
         for r in rows:
             words = ", ".join(f"q{r}[{i}]" for i in range(self._words(self.w)))
             out.append(f"        b{r} = dot(b{r}, unpack_w({words}), ms)")
-        out.append("        k = i32(k + 32)")
+        out += ["        k = i32(k + 32)", *indented(self._ask_rows(), 2)]
         for half in (16, 8, 4, 2, 1):
             for r in rows:
                 out += [f"    other = shuffle(b{r}, i32({half}))", f"    b{r} = b{r} + other"]
         out.append("    if lane == 0:")
         for r in rows:
             out += [f"        if row + i32({r}) < units:", f"            keep(i32(E + (row + i32({r})) * 4), b{r})"]
-        return [*out, f"    row = i32(row + i32({warps * len(rows)}))", "u = tid", *self._ask()]
+        return [*out, f"    row, k = i32(row + i32({warps * len(rows)})), lane", *indented(self._ask_rows())]
 
     def _ask(self) -> list[str]:
         """Asks for the first of u's vectors of the second weights."""
         sharing = self.p["sharing"]
         return [
-            f"ch, k = u >> i32({sharing.bit_length() - 1}), u & i32({sharing - 1})",
-            "known = i32(ch < W) & i32(c0 + ch < v_columns)",
-            f"v_from = v + i64(c0 + ch) * (i64(v_row) * i64({self.v.size}))",
-            f"ahead = words_v(v_from + i64(k) * i64({LANES * self.v.size}), known & i32(k < v_chunks))",
+            f"own_ch, own_k = u >> i32({sharing.bit_length() - 1}), u & i32({sharing - 1})",
+            "known = i32(own_ch < W) & i32(c0 + own_ch < v_columns)",
+            f"v_from = v + i64(c0 + own_ch) * (i64(v_row) * i64({self.v.size}))",
+            f"ahead = words_v(v_from + i64(own_k) * i64({LANES * self.v.size}), known & i32(own_k < v_chunks))",
         ]
 
     def _value(self, unit: tuple[Expr, list[tuple[str, DType]], list[str]], channel: str, known: str) -> tuple[list[str], str]:
@@ -229,27 +244,27 @@ class Writer:
     def _gates(self) -> list[str]:
         """What each of the block's channels is multiplied by. All lanes of a warp exchange sums."""
         sharing, size = self.p["sharing"], self.v.size
-        lines, result = self._value(self.second, "i32(c0 + ch)", "known")
+        lines, result = self._value(self.second, "i32(c0 + own_ch)", "known")
         words = ", ".join(f"ahead[{i}]" for i in range(self._words(self.v)))
         body = [
             "z = f32(0)",
-            "while k < v_chunks:",
-            f"    z = dot(z, unpack_v({words}), own8(i32(H + k * i32({LANES * 4}))))",
-            f"    k = i32(k + i32({sharing}))",
-            f"    ahead = words_v(v_from + i64(k) * i64({LANES * size}), known & i32(k < v_chunks))",
+            "while own_k < v_chunks:",
+            f"    z = dot(z, unpack_v({words}), own8(i32(H + own_k * i32({LANES * 4}))))",
+            f"    own_k = i32(own_k + i32({sharing}))",
+            f"    ahead = words_v(v_from + i64(own_k) * i64({LANES * size}), known & i32(own_k < v_chunks))",
         ]
         half = sharing // 2
         while half:
             body += [f"other = shuffle(z, i32({half}))", "z = z + other"]
             half //= 2
         body += [
-            f"if i32(u & i32({sharing - 1})) == 0 and ch < W:",
+            f"if i32(u & i32({sharing - 1})) == 0 and own_ch < W:",
             *indented(lines),
-            f"    keep(i32(G + ch * 4), {result})",
+            f"    keep(i32(G + own_ch * 4), {result})",
             f"u = i32(u + i32({self.p['threads']}))",
             *self._ask(),
         ]
-        return [f"while i32(u & i32(-32)) < W * i32({sharing}):", *indented(body), "cuda.syncthreads()"]
+        return ["u = tid", f"while i32(u & i32(-32)) < W * i32({sharing}):", *indented(body), "cuda.syncthreads()"]
 
     def _results(self) -> list[str]:
         text = Lines(self.scalars)
@@ -273,6 +288,6 @@ class Writer:
         def leaf(e: Expr) -> str:
             return element if e.fn == "acc" else gate
 
-        if self.y.size == 1:
+        if self.y in BYTES:
             return text.unrounded(self.expr, leaf, self.y)
         return text.stored(text.value(self.expr, leaf), self.expr.dtype, self.y)
