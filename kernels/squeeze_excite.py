@@ -15,7 +15,7 @@ from typing import Any
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import ACC, Expr, View, call, cast, constant, coord, load, substitute, walk
-from tccompile.ir.extent import Extent, ceil_div, hint, round_up
+from tccompile.ir.extent import Extent, Open, ceil_div, hint, round_up, same
 from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -116,12 +116,12 @@ def described(ops: Sequence[Op], program: Program) -> Chain | str:
 def _layout(x: Tensor, y: Tensor) -> str | None:
     """Why an image is not read or written, by vectors of channels of pixels that lie one after the other; None if it is."""
     for t in (x, y):
-        if t.dtype not in IMAGES:
-            return f"{t.name} is {t.dtype.value}; it takes images of {', '.join(kind.value for kind in IMAGES)}"
+        if t.dtype not in IMAGES or t.rank != 4:
+            return f"{t.name} is {t.dtype.value} of rank {t.rank}; it takes images of {', '.join(kind.value for kind in IMAGES)}"
+        if any(isinstance(n, Open) for n in (*t.shape[1:], *t.padded[1:])) or t.padded[2:] != t.shape[2:]:
+            return f"pixels of {t.name} are padded, or not known in number"
         if not vectors(t, 1, LANES) or t.strides[2] != t.shape[3] * t.strides[3]:
             return f"pixels of {t.name} do not lie one after the other, in whole vectors of {LANES} channels"
-        if t.padded[2:] != t.shape[2:]:
-            return f"{t.name} is padded along its rows or columns"
     return None
 
 
@@ -130,7 +130,7 @@ def _line(mean: Reduce, pixels: Extent) -> tuple[float, float] | None:
     before, behind = affine(mean.pre), affine(mean.epilogue.expr)
     if before is None or behind is None:
         return None
-    return behind[0] * before[0], behind[0] * before[1] * hint(pixels) + behind[1]
+    return behind[0] * before[0], behind[0] * before[1] * pixels + behind[1]
 
 
 def affine(expr: Expr) -> tuple[float, float] | None:
@@ -203,8 +203,9 @@ def _expression(op: Op, gate: str, program: Program, x: Tensor) -> Expr | str:
 
 def _is_coordinate(view: View, axis: int, moves: bool, shape: Sequence[Extent]) -> bool:
     """Whether an index goes along an axis of the result, or stays where it is."""
-    index = view.index[axis]
-    return index == (coord(axis) if moves and shape[axis] != 1 else constant(0)) or (moves and index == coord(axis))
+    if moves and view.index[axis] == coord(axis):
+        return True
+    return view.index[axis] == constant(0) and (not moves or same(shape[axis], 1))
 
 
 # --- How it is shared out --------------------------------------------------------------------------------------------

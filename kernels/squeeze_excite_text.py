@@ -18,9 +18,7 @@ LANES = 8
 AT_ONCE = 4
 """Sums that a thread reads at once."""
 
-NUMBERS = (
-    "V, T, K, chunk, xn, xp, yn, yp, x_padded, y_padded, channels, units, w_row, w_present, v_row, v_columns, v_chunks"
-)
+NUMBERS = "V, T, K, chunk, xn, xp, yn, yp, x_padded, y_padded, channels, units, w_row, w_present, v_row, v_columns, v_chunks"
 
 
 class Writer:
@@ -55,7 +53,9 @@ class Writer:
 
     def _scope(self) -> dict[str, Called]:
         kinds = {kind for _, loads, _ in (self.first, self.second) for _, kind in loads}
-        scope: dict[str, Called] = {f"read_{kind.value}": intrinsic("ptx.memory.load", kind, 1, True, "global.nc") for kind in kinds}
+        scope: dict[str, Called] = {
+            f"read_{kind.value}": intrinsic("ptx.memory.load", kind, 1, True, "global.nc") for kind in kinds
+        }
         for name in ("x", "w", "v"):
             dtype = getattr(self, name)
             scope[f"words_{name}"] = intrinsic("ptx.memory.load_words", self._words(dtype), "global.nc")
@@ -219,9 +219,7 @@ class Writer:
         """The lines that compute what becomes of a sum z, and its name."""
         expr, loads, scalars = unit
         text = Lines(scalars)
-        names = [
-            text.let(f"read_{kind.value}({at} + i64({channel}) * i64({kind.size}), {known})") for at, kind in loads
-        ]
+        names = [text.let(f"read_{kind.value}({at} + i64({channel}) * i64({kind.size}), {known})") for at, kind in loads]
         result = text.value(expr, lambda e: "z" if e.fn == "acc" else names[e.value])  # type: ignore[index]
         return text.lines, result
 

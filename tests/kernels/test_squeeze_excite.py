@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from tccompile.arch import ARCHS
+from tccompile.dump import Dump
+from tccompile.emit.pack import Build, section
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, constant, coord, load
+from tccompile.ir.memory import COMPARED, Budget
 from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
@@ -17,9 +22,16 @@ from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.kernels.squeeze_excite import SqueezeExcite
+from tccompile.options import Options
+from tccompile.pipeline import to_program
+from tccompile.plan.format import Entry
+from tccompile.plan.rules import check_sections
+from tccompile.schedule.choose import schedule
+from tccompile.schedule.place import place as place_
 from tests.gpu.cases import NHWC, Builder
 from tests.kernels import machine
 from tests.kernels.memory import SPACE
+from tests.small import image
 
 ARCH, KERNEL = ARCHS["sm_90a"], SqueezeExcite()
 F16, S8, U8, F32 = DType.F16, DType.I8, DType.U8, DType.F32
@@ -40,7 +52,9 @@ def stored(kind: DType, value: Expr, scale: float, zero: float) -> Expr:
     if kind.is_float:
         return value
     rounded = call("add", call("round", call("ratio", value, scale)), zero)
-    return cast(Expr("saturate", (rounded, *(Expr("const", (), v, F32) for v in (kind.lowest, kind.largest))), None, F32), DType.I64)
+    return cast(
+        Expr("saturate", (rounded, *(Expr("const", (), v, F32) for v in (kind.lowest, kind.largest))), None, F32), DType.I64
+    )
 
 
 def squeeze(
@@ -76,7 +90,9 @@ def squeeze(
     ]  # fmt: skip
     if one:
         hidden_of = call("mul", ACC, call("sigmoid", ACC))
-        ops.append(Mlp(nodes=("mlp",), y="gate", x="mean", w="w", v="v", b="b" if bias else None, hidden=hidden_of, epilogue=sigmoid))
+        ops.append(
+            Mlp(nodes=("mlp",), y="gate", x="mean", w="w", v="v", b="b" if bias else None, hidden=hidden_of, epilogue=sigmoid)
+        )
     else:
         ops.append(Conv(nodes=("first",), y="h", x="mean", w="w", epilogue=silu, **how))
         ops.append(Conv(nodes=("second",), y="gate", x="h", w="v", epilogue=sigmoid, **how))
@@ -125,3 +141,72 @@ def test_results_are_right(program, config):
     else:
         assert off.max() <= 1 and (off > 0).mean() < 2e-2
     assert (memory.written[place] == 1).all()
+
+
+def gated(images: int | str = 1) -> onnx.ModelProto:
+    """A convolution, a squeeze and excitation of what it gives, and another convolution."""
+    rng, weights = np.random.default_rng(0), []
+
+    def conv(x: str, y: str, shape: tuple[int, ...]) -> onnx.NodeProto:
+        values = rng.standard_normal(shape) * np.prod(shape[1:]) ** -0.5
+        weights.append(numpy_helper.from_array(values.astype(np.float32), f"w{y}"))
+        weights.append(numpy_helper.from_array(rng.standard_normal(shape[0]).astype(np.float32), f"b{y}"))
+        return helper.make_node("Conv", [x, f"w{y}", f"b{y}"], [y], name=f"conv_{y}")
+
+    nodes = [
+        conv("x", "a", (64, 32, 1, 1)),
+        helper.make_node("Relu", ["a"], ["image"]),
+        helper.make_node("GlobalAveragePool", ["image"], ["mean"], name="mean"),
+        conv("mean", "h", (16, 64, 1, 1)),
+        helper.make_node("Relu", ["h"], ["hidden"]),
+        conv("hidden", "g", (64, 16, 1, 1)),
+        helper.make_node("Sigmoid", ["g"], ["gate"]),
+        helper.make_node("Mul", ["image", "gate"], ["product"], name="mul"),
+        conv("product", "y", (24, 64, 1, 1)),
+    ]
+    shapes = {"x": (images, 32, 15, 13), "y": (images, 24, 15, 13)}
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in shapes.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("images", [1, 40])
+def test_plans_compute_it_within_one_step(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    """Whether its two products are one op, or two; and not where there are no clusters, or it takes longer."""
+    monkeypatch.setattr(SqueezeExcite, "cost", lambda *_: 0.01)
+    program = to_program(gated(images), {}, Options(archs=("sm_90a",), precision="fp16"), Dump(None))
+    choices = schedule(program, ARCH)
+    (place,) = (
+        i for i, c in enumerate(choices) if c.kernel is not None and c.kernel.name == "squeeze_excite" and c.work.launches
+    )
+    within = [i for i, c in enumerate(choices) if c.work.within == place]
+    assert "mul" in program.ops[place].nodes and "mean" in program.ops[within[0]].nodes and len(within) in (2, 3)
+    works = [c.work for c in choices]
+    images_ = {
+        (w.code, ARCH, "cubin"): image("sm_90a", function=f"k{i}") for i, w in enumerate(w for c in works for w in c.launches)
+    }
+    index = {made: i for i, made in enumerate(images_.values())}
+    entry = Entry(program, (section(Build("sm_90a", "cubin", choices, place_(program, works)), images_, index),))
+    check_sections(entry, [*index], Budget(COMPARED))
+    assert not any(c.work.within >= 0 for c in schedule(program, ARCHS["sm_80"]))
+    monkeypatch.setattr(SqueezeExcite, "cost", lambda *_: 1e3)
+    assert not any(c.work.within >= 0 for c in schedule(program, ARCH))
+
+
+def test_a_result_that_another_step_reads_is_computed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means that are an output, too; a plan that says otherwise is refused."""
+    monkeypatch.setattr(SqueezeExcite, "cost", lambda *_: 0.01)
+    model = gated()
+    model.graph.output.append(helper.make_tensor_value_info("gate", onnx.TensorProto.FLOAT, (1, 64, 1, 1)))
+    program = to_program(model, {}, Options(archs=("sm_90a",), precision="fp16"), Dump(None))
+    assert not any(c.work.within >= 0 for c in schedule(program, ARCH))
+
+
+def test_what_is_no_mean_is_refused() -> None:
+    program = squeeze((1, 32, 5, 5), 8)
+    mean, *others = program.ops
+    squares = replace(mean, pre=call("mul", ACC, ACC))
+    assert "not proportional" in str(KERNEL.supports([squares, *others], program, ARCH))
+    assert "no mean over all pixels" in str(KERNEL.supports([replace(mean, combine="max"), *others], program, ARCH))
+    large = squeeze((1, 64, 5, 5), 300)
+    assert "300 hidden units" in str(KERNEL.supports(large.ops, large, ARCH))

@@ -73,7 +73,10 @@ def test_the_scale_of_sums_of_bytes_stays_before_a_convolution():
     net = Net(x=(np.uint8, (1, 16, 6, 6)))
     sums = net("ConvInteger", "x", net.rng.integers(-127, 128, (16, 16, 1, 1)).astype(np.int8))
     scaled = net("Mul", net("Cast", sums, to=onnx.TensorProto.FLOAT), net.positive(16, 1, 1) * np.float32(1e-4))
-    check(net.out(net("Conv", scaled, net.normal(6, 16, 3, 3), pads=[1, 1, 1, 1])), {"ConvInteger": 1, "Cast": 1, "Mul": 1, "Conv": 1})
+    check(
+        net.out(net("Conv", scaled, net.normal(6, 16, 3, 3), pads=[1, 1, 1, 1])),
+        {"ConvInteger": 1, "Cast": 1, "Mul": 1, "Conv": 1},
+    )
 
 
 def test_chains_of_constants():
