@@ -38,9 +38,9 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Family, Joint, Kernel
+from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
-from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.kernels.trees import TreesKernel
 
 KERNELS: tuple[Kernel, ...] = (

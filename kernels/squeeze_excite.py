@@ -9,7 +9,7 @@ for each hidden unit. Of the second product a block computes the results of its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,13 +20,16 @@ from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import Parameters, coarse, decode, encode, lifted, unrounded
+from tccompile.kernels.codegen import coarse, decode, encode, lifted, unrounded
 from tccompile.kernels.loops import vectors
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import F32, I32, Arg, Config, Function, Joint, Launch, Ptr, Value, Work, code, memory_us
 from tccompile.kernels.squeeze_excite_text import LANES, Writer
 from tccompile.kernels.text import compiled
+
+CHAINS = [Reduce, Mlp], [Reduce, Conv, Conv]
+"""What makes gates."""
 
 IMAGES = (DType.F16, DType.BF16, DType.I8, DType.U8, DType.E4M3)
 """Types of what is read and written."""
@@ -160,10 +163,9 @@ def affine(expr: Expr) -> tuple[float, float] | None:
 def _units(op: Op, program: Program) -> list[Unit | str]:
     """The products of an op."""
     if isinstance(op, Mlp):
-        hidden, loads = op.hidden, ()
-        if op.b is not None:
-            hidden, loads = substitute(hidden, {ACC: call("add", ACC, load(0))}), (View(op.b, (coord(1),)),)
-        return [_unit(op.w, hidden, loads, program), _unit(op.v, op.epilogue.expr, op.epilogue.loads, program)]
+        bias = () if op.b is None else (View(op.b, (coord(1),)),)
+        hidden = substitute(op.hidden, {ACC: call("add", ACC, load(0))}) if bias else op.hidden
+        return [_unit(op.w, hidden, bias, program), _unit(op.v, op.epilogue.expr, op.epilogue.loads, program)]
     assert isinstance(op, Conv)
     if op.groups != 1 or any(op.pads) or op.epilogue.shuffle != 1:
         return [f"{op.y} is no product of a mean"]
@@ -251,34 +253,30 @@ class SqueezeExcite(Joint):
     name = "squeeze_excite"
 
     def groups(self, program: Program) -> Iterator[tuple[int, Sequence[int]]]:
-        writers = {op.y: i for i, op in enumerate(program.ops)}
-        readers: dict[str, list[int]] = {}
+        writers, readers = {op.y: i for i, op in enumerate(program.ops)}, dict[str, set[int]]()
         for i, op in enumerate(program.ops):
             for name in op.inputs:
-                readers.setdefault(program.tensors[name].storage, []).append(i)
+                readers.setdefault(program.tensors[name].storage, set()).add(i)
 
         def maker(name: str, reader: int) -> int:
             """The op that makes a tensor that no other than the reader reads; -1 if there is none."""
-            t = program.tensors[name]
-            own = t.base is None and name not in program.outputs and set(readers.get(name, ())) == {reader}
+            own = program.tensors[name].base is None and name not in program.outputs and readers.get(name) == {reader}
             return writers.get(name, -1) if own else -1
 
+        def before(name: str, reader: int, products: int = 2) -> list[int]:
+            """So many products that make a gate, at most, behind the mean that they are of."""
+            made = maker(name, reader)
+            op = program.ops[made] if made >= 0 else None
+            if isinstance(op, Conv | Mlp) and products:
+                return [*before(op.x, made, products - 1), made]
+            return [made] if isinstance(op, Reduce) else []
+
         for last, op in enumerate(program.ops):
-            if not isinstance(op, Pointwise):
-                continue
-            for view in op.views:
-                chain = [last]
-                while len(chain) < 4 and (before := maker(view.tensor if len(chain) == 1 else x, chain[0])) >= 0:  # type: ignore[has-type]
-                    chain.insert(0, before)
-                    made = program.ops[before]
-                    if isinstance(made, Reduce):
-                        break
-                    if not isinstance(made, Conv | Mlp):
-                        break
-                    x = made.x
-                kinds = [type(program.ops[i]) for i in chain[:-1]]
-                if kinds in ([Reduce, Mlp], [Reduce, Conv, Conv]) and program.ops[chain[0]].inputs[0] in op.inputs:
-                    yield last, tuple(chain)
+            for view in op.views if isinstance(op, Pointwise) else ():
+                chain = before(view.tensor, last)
+                kinds = [type(program.ops[i]) for i in chain]
+                if kinds in CHAINS and program.ops[chain[0]].operands[0] in op.inputs:
+                    yield last, (*chain, last)
 
     def supports(self, ops: Sequence[Op], program: Program, arch: Arch) -> str | None:
         if not arch.has(Feature.CLUSTERS):
@@ -335,7 +333,7 @@ class SqueezeExcite(Joint):
                 self.name, x=x.dtype.value, y=y.dtype.value, w=first.dtype.value, v=second.dtype.value,
                 across=s.across, along=s.along, threads=s.threads, pixels=s.pixels, subs=s.subs,
                 rows=min(ROWS, ceil_div(units, s.threads // 32)), sharing=sharing, masked=y.padded[1] != y.shape[1],
-                early=_early(chain, s, program), units=tuple((encode(e), kinds) for e, kinds in args.units), expr=encode(args.expr),
+                early=_early(chain, s, program), units=args.units, expr=encode(args.expr),
             ),
             grid=(x.shape[0] * (s.across * s.along), 1, 1),
             block=s.threads,
@@ -376,10 +374,11 @@ class _Arguments:
     """What the expressions take: they without constants, and the arguments of the launch."""
 
     def __init__(self, chain: Chain) -> None:
-        self.args, self.units = list[Arg](), list[tuple[Expr, tuple[str, ...]]]()
+        self.args: list[Arg] = []
+        self.units: tuple[Value, ...] = ()
         for unit in (chain.first, chain.second):
             expr, scalars = lifted(unit.expr)
-            self.units.append((expr, tuple(t.dtype.value for t in unit.loads)))
+            self.units += ((encode(expr), tuple(t.dtype.value for t in unit.loads)),)
             self.args += [*(Ptr(t.name) for t in unit.loads), *scalars]
         self.expr, scalars = lifted(coarse(unrounded(chain.expr, chain.y.dtype), chain.y.dtype))
         self.args += scalars

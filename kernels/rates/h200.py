@@ -34,8 +34,8 @@ from tccompile.kernels.rates.rate import (
     Rates,
     Reduce,
     Rnn,
-    Table,
     SqueezeExcite,
+    Table,
     TwoPass,
 )
 
