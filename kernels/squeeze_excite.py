@@ -1,7 +1,7 @@
 """A squeeze and excitation in one launch: the mean of each channel of an image, two products of these, and the image times what
 they give for each channel. The image is read once.
 
-A cluster of blocks takes an image. Each block keeps its share in registers: some of the pixels, of some of the channels. The
+A cluster of blocks takes an image. Each block keeps its share in shared memory: some of the pixels, of some of the channels. The
 first product is one of sums, so a block multiplies those of its own pixels and channels, and the cluster adds up what they give
 for each hidden unit. Of the second product a block computes the results of its own channels.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tccompile.arch import Arch, Feature
+from tccompile.arch import KIB, Arch, Feature
 from tccompile.ir.expr import ACC, Expr, View, call, cast, constant, coord, load, substitute, walk
 from tccompile.ir.extent import Extent, Open, ceil_div, hint, round_up, same
 from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
@@ -25,7 +25,7 @@ from tccompile.kernels.loops import vectors
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import F32, I32, Arg, Config, Function, Joint, Launch, Ptr, Value, Work, code, memory_us
-from tccompile.kernels.squeeze_excite_text import LANES, Writer
+from tccompile.kernels.squeeze_excite_text import GROUP, VECTOR, Writer, lanes_of
 from tccompile.kernels.text import compiled
 
 CHAINS = [Reduce, Mlp], [Reduce, Conv, Conv]
@@ -42,11 +42,11 @@ CLUSTERS = (8, 4, 2, 1)
 HIDDEN = 256
 """The most hidden units."""
 
-WORDS = 64
-"""Of an image that a thread keeps, at most."""
+RESIDENT = {128: 8, 256: 4, 512: 2}
+"""Threads of a block, and how many such blocks a multiprocessor has registers for."""
 
-EARLY_WORDS = 40
-"""The same, if weights are there before them."""
+TOGETHER, SMS = {8: 15, 4: 30, 2: 66, 1: 132}, 132
+"""Clusters of so many blocks, one on each multiprocessor, that run at once on an H200, and its multiprocessors."""
 
 ROWS = 4
 """Rows of the first weights that a warp reads at once, at most."""
@@ -84,9 +84,14 @@ class Chain:
         return prod(self.x.shape[2:])
 
     @property
+    def lanes(self) -> int:
+        """Channels of a vector."""
+        return lanes_of(self.x.dtype)
+
+    @property
     def vectors(self) -> int:
         """Of channels."""
-        return max(self.x.padded[1], self.y.padded[1]) // LANES
+        return ceil_div(max(self.x.padded[1], self.y.padded[1]), self.lanes)
 
 
 # --- What the ops say ------------------------------------------------------------------------------------------------
@@ -123,8 +128,8 @@ def _layout(x: Tensor, y: Tensor) -> str | None:
             return f"{t.name} is {t.dtype.value} of rank {t.rank}; it takes images of {', '.join(kind.value for kind in IMAGES)}"
         if any(isinstance(n, Open) for n in (*t.shape[1:], *t.padded[1:])) or t.padded[2:] != t.shape[2:]:
             return f"pixels of {t.name} are padded, or not known in number"
-        if not vectors(t, 1, LANES) or t.strides[2] != t.shape[3] * t.strides[3]:
-            return f"pixels of {t.name} do not lie one after the other, in whole vectors of {LANES} channels"
+        if not vectors(t, 1, lanes_of(x.dtype)) or t.strides[2] != t.shape[3] * t.strides[3]:
+            return f"pixels of {t.name} do not lie one after the other, in whole vectors of {lanes_of(x.dtype)} channels"
     return None
 
 
@@ -174,8 +179,8 @@ def _units(op: Op, program: Program) -> list[Unit | str]:
 
 def _unit(name: str, expr: Expr, loads: Sequence[View], program: Program) -> Unit | str:
     w = program.tensors[name]
-    if w.dtype not in WEIGHTS or w.strides[1] != 1 or any(n % LANES for n in (w.padded[1], w.strides[0], w.offset)):
-        return f"rows of {name} are not whole vectors of {LANES} floats"
+    if w.dtype not in WEIGHTS or w.strides[1] != 1 or any(n % GROUP for n in (w.padded[1], w.strides[0], w.offset)):
+        return f"rows of {name} are not whole vectors of {GROUP} floats"
     read = [program.tensors[view.tensor] for view in loads]
     for view, t in zip(loads, read, strict=True):
         if view.index != (coord(1),) or view.valid or t.strides != (1,) or not t.dtype.is_float:
@@ -219,7 +224,9 @@ class Shares:
 
     across, along  parts of the channels and of the pixels; one block each
     vectors, abreast  vectors of channels of a block, and threads of each
+    subs           sums of threads that are added up side by side, of each channel
     pixels         that a thread keeps
+    smem           bytes of shared memory
     """
 
     across: int
@@ -227,24 +234,29 @@ class Shares:
     threads: int
     vectors: int
     abreast: int
+    subs: int
     pixels: int
+    smem: int
 
     @property
-    def subs(self) -> int:
-        """Sums of threads that are added up side by side, of each channel."""
-        return max(1, self.threads // (LANES * self.vectors))
+    def blocks(self) -> int:
+        return self.across * self.along
+
+    def resident(self, arch: Arch) -> int:
+        """Blocks that a multiprocessor holds."""
+        return min(arch.smem_sm // (self.smem + KIB), RESIDENT[self.threads])
 
 
 def shares(chain: Chain, config: Config) -> Shares:
     across, along, threads = (config[name] for name in ("across", "along", "threads"))
     wide = ceil_div(chain.vectors, across)
     abreast = max(1, threads // wide)
-    return Shares(across, along, threads, wide, abreast, ceil_div(ceil_div(chain.pixels, along), abreast))
-
-
-def words_of(dtype: DType) -> int:
-    """Of a vector."""
-    return LANES * dtype.size // 4
+    channels, pixels = chain.lanes * wide, ceil_div(ceil_div(chain.pixels, along), abreast)
+    subs, units = max(1, threads // channels), chain.first.weights.shape[0]
+    hidden = round_up(units, GROUP)
+    numbers = chain.lanes * threads + channels * (subs + 2) + 2 * hidden
+    weights = channels * (units * chain.first.weights.dtype.size + hidden * chain.second.weights.dtype.size)
+    return Shares(across, along, threads, wide, abreast, subs, pixels, 4 * numbers + weights + VECTOR * threads * pixels)
 
 
 class SqueezeExcite(Joint):
@@ -287,7 +299,7 @@ class SqueezeExcite(Joint):
         if found.first.weights.shape[0] > HIDDEN:
             return f"it has {found.first.weights.shape[0]} hidden units; it takes {HIDDEN} at most"
         if next(iter(self.configs(ops, program, arch)), None) is None:
-            return f"a cluster's registers do not hold an image of {found.x.name}"
+            return f"the shared memory of a cluster does not hold an image of {found.x.name}"
         return None
 
     def configs(self, ops: Sequence[Op], program: Program, arch: Arch) -> Iterator[Config]:
@@ -295,10 +307,10 @@ class SqueezeExcite(Joint):
         assert isinstance(chain, Chain)
         for blocks in CLUSTERS:
             for across in (a for a in CLUSTERS if a <= blocks):
-                for threads in (256, 512):
+                for threads in RESIDENT:
                     config = {"across": across, "along": blocks // across, "threads": threads}
                     s = shares(chain, config)
-                    fits = s.vectors <= threads and s.pixels * words_of(chain.x.dtype) <= WORDS
+                    fits = s.vectors <= threads and s.smem <= arch.smem_block
                     whole = (across - 1) * s.vectors < chain.vectors and (s.along - 1) * s.abreast < chain.pixels
                     if fits and whole:
                         yield config
@@ -308,15 +320,13 @@ class SqueezeExcite(Joint):
         chain = described(tuple(ops), program)
         assert isinstance(chain, Chain)
         s, own = shares(chain, config), measured(arch).squeeze_excite
-        blocks = hint(chain.x.shape[0]) * s.across * s.along
-        resident = max(1, arch.threads_sm // 2 // s.threads)
-        turns = ceil_div(blocks, resident * arch.sms)
-        hidden, size = chain.first.weights.shape[0], chain.first.weights.dtype.size
-        weights = 2 * hidden * LANES * s.vectors * size / own.l2_bytes
-        sectors = round_up(LANES * s.vectors * chain.x.dtype.size, 32) / (LANES * s.vectors * chain.x.dtype.size)
-        moved = own.moving * sectors * memory_us([chain.x, chain.y], arch) / min(1.0, blocks / arch.sms)
-        alone = own.start_us + weights + s.pixels * own.pixel_us
-        return measured(arch).launch_us + moved + alone + (turns - 1) * own.turn_us
+        images, row = hint(chain.x.shape[0]), VECTOR * s.vectors
+        turns = ceil_div(images, int(TOGETHER[s.blocks] * arch.sms / SMS) * s.resident(arch))
+        sectors = round_up(row, 32) / row if s.across > 1 else 1.0
+        moved = own.moving * sectors * memory_us([chain.x, chain.y], arch) / min(1.0, own.reach * images * s.blocks / arch.sms)
+        weights = 2 * chain.first.weights.shape[0] * chain.lanes * s.vectors / s.threads * own.weight_us
+        each = own.start_us + own.thread_us * s.threads + weights + own.pixel_us * s.pixels * chain.lanes
+        return measured(arch).launch_us + moved + each * turns
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         chain = described(tuple(ops), program)
@@ -326,26 +336,26 @@ class SqueezeExcite(Joint):
         if 0 in y.padded:
             return Work(())
         units = first.shape[0]
-        chunks = ceil_div(units, LANES)
+        chunks = ceil_div(units, GROUP)
         sharing = min(SHARING, 1 << (chunks - 1).bit_length())
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, y=y.dtype.value, w=first.dtype.value, v=second.dtype.value,
-                across=s.across, along=s.along, threads=s.threads, pixels=s.pixels, subs=s.subs,
+                across=s.across, blocks=s.blocks, threads=s.threads, resident=RESIDENT[s.threads],
                 rows=min(ROWS, ceil_div(units, s.threads // 32)), sharing=sharing, masked=y.padded[1] != y.shape[1],
-                early=_early(chain, s, program), units=args.units, expr=encode(args.expr),
+                early=_early(chain, program), units=args.units, expr=encode(args.expr),
             ),
-            grid=(x.shape[0] * (s.across * s.along), 1, 1),
+            grid=(x.shape[0] * s.blocks, 1, 1),
             block=s.threads,
             args=(
                 *(Ptr(t.name) for t in (x, y, first, second)),
-                *map(I32, (s.vectors, s.abreast, chain.pixels, ceil_div(chain.pixels, s.along))),
+                *map(I32, (s.vectors, s.abreast, chain.pixels, s.subs, ceil_div(chain.pixels, s.along))),
                 *map(I32, (x.strides[0], x.strides[3], y.strides[0], y.strides[3], x.padded[1], y.padded[1], x.shape[1])),
                 *map(I32, (units, first.strides[0], first.padded[1], second.strides[0], second.shape[0], chunks)),
                 *(F32(chain.scale), F32(chain.shift)),
                 *args.args,
             ),
-            smem=4 * _numbers(s, units),
+            smem=s.smem,
         )  # fmt: skip
         return Work((launch,))
 
@@ -358,16 +368,9 @@ class SqueezeExcite(Joint):
         return Writer(params, units, decode(params["expr"])).text()
 
 
-def _early(chain: Chain, s: Shares, program: Program) -> bool:
-    """Whether a block asks for weights before it waits for earlier grids: if they are known, and registers have room for them."""
-    known = all(w.name in program.constants for w in (chain.first.weights, chain.second.weights))
-    return known and s.pixels * words_of(chain.x.dtype) <= EARLY_WORDS
-
-
-def _numbers(s: Shares, units: int) -> int:
-    """Of shared memory: see `squeeze_excite_text`."""
-    channels = LANES * s.vectors
-    return LANES * s.threads + channels * (s.subs + 2) + 2 * round_up(units, LANES)
+def _early(chain: Chain, program: Program) -> bool:
+    """Whether a block copies weights before it waits for earlier grids: if they are known."""
+    return all(w.name in program.constants for w in (chain.first.weights, chain.second.weights))
 
 
 class _Arguments:

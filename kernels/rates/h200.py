@@ -358,11 +358,12 @@ H200 = Rates(
         l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-22"),
     ),
     squeeze_excite=SqueezeExcite(
-        start_us=Rate(2.0, "µs", UNKNOWN, "2026-11-26"),
-        pixel_us=Rate(0.1, "µs", UNKNOWN, "2026-11-26"),
+        start_us=Rate(2.5, "µs", UNKNOWN, "2026-11-26"),
+        thread_us=Rate(0.003, "µs", UNKNOWN, "2026-11-26"),
+        weight_us=Rate(0.01, "µs", UNKNOWN, "2026-11-26"),
+        pixel_us=Rate(0.008, "µs", UNKNOWN, "2026-11-26"),
         moving=Rate(0.8, "of the time", UNKNOWN, "2026-11-26"),
-        turn_us=Rate(1.0, "µs", UNKNOWN, "2026-11-26"),
-        l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-26"),
+        reach=Rate(3.0, "multiprocessors", UNKNOWN, "2026-11-26"),
     ),
     two_pass=TwoPass(
         setup=Rate(100, "instructions", "a vector of 8 takes 110 in all on an H200", "2026-11-21"),

@@ -622,15 +622,17 @@ class SqueezeExcite:
     """What `squeeze_excite.py` asks of a GPU."""
 
     start_us: Rate
-    """What comes one after the other in a block beside its pixels."""
+    """What comes one after the other in a block beside what follows."""
+    thread_us: Rate
+    """A thread of a block: clusters of large ones find room later."""
+    weight_us: Rate
+    """A weight that a thread multiplies."""
     pixel_us: Rate
-    """A pixel that a thread keeps."""
+    """A channel of a pixel that a thread keeps."""
     moving: Rate
     """Of the time that the bytes take: what is read and written comes and goes by way of the L2 cache."""
-    turn_us: Rate
-    """Blocks that come when others are done."""
-    l2_bytes: Rate
-    """Weights that come to a multiprocessor from the L2 cache."""
+    reach: Rate
+    """How many multiprocessors' share of the bandwidth a block gets, where there are few."""
 
 
 @dataclass(frozen=True)
