@@ -277,6 +277,7 @@ H200 = Rates(
         teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),
+        sigmoid=Rate(15, "instructions", "by count of instructions", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
         coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
     ),

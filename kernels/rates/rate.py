@@ -459,6 +459,8 @@ class GemmSm90:
     """Slots of instructions that erf of a result takes."""
     tanh: Rate
     """The same of tanh."""
+    sigmoid: Rate
+    """The same of a sigmoid, or of SiLU."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
     coarse_tanh: Rate
