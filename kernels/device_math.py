@@ -273,8 +273,8 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan")},
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
-    "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "over": over, "quick_exp": quick_exp,
-    "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
+    "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
+    "over": over, "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
     "rounded_within": rounded_within, "whole_within": whole_within, "bits_within": bits_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,
