@@ -54,6 +54,7 @@ from tccompile.quantize.known import (
     ALL,
     ELSEWHERE,
     FLOATS,
+    GATES,
     NAMED,
     OPERANDS,
     WAYS,
@@ -68,7 +69,7 @@ from tccompile.quantize.known import (
 )
 from tccompile.quantize.margin import expected, of_new
 from tccompile.quantize.observe import MOST, Values, observe, outputs, rarer, rooms
-from tccompile.quantize.products import GATES, OPS, layers
+from tccompile.quantize.products import OPS, layers
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
@@ -758,17 +759,17 @@ def test_gains_do_not_add_up_where_nothing_grows() -> None:
     assert moved / 1.7 < gains["t0"] < 1.7 * moved
 
 
-def two_products() -> Net:
-    """Two products of a vector, which are one step in floats, and multiply the vector."""
+def squeeze(factor: str = "x") -> Net:
+    """Two products of a vector, which are one step in floats: of a squeeze and excitation, if they multiply the image."""
     net = Net(x=(1, 64, 7, 7))
-    mean = net("GlobalAveragePool", net("Relu", "x"))
-    h = net("Relu", net("Conv", mean, net.normal(32, 64, 1, 1, scale=0.1), net.normal(32)))
-    return net.out(net("Mul", mean, net("Sigmoid", net("Conv", h, net.normal(64, 32, 1, 1, scale=0.2)))))
+    h = net("GlobalAveragePool", net("Relu", "x"))
+    h = net("Relu", net("Conv", h, net.normal(32, 64, 1, 1, scale=0.1), net.normal(32)))
+    return net.out(net("Mul", factor, net("Sigmoid", net("Conv", h, net.normal(64, 32, 1, 1, scale=0.2)))))
 
 
 @pytest.mark.parametrize("layers_", [("n2",), ("n4",), ("n2", "n4"), ()])
 def test_two_products_of_which_one_is_in_bytes_are_two_steps(layers_: tuple[str, ...]) -> None:
-    net = two_products()
+    net = squeeze()
     made = replace(calibration(net, shared=False), layers=layers_).applied(rewritten(net))
     program = lay_out(precision(fuse(lower(rewrite(made))), "fp16", {}, ()))
     assert [isinstance(op, Mlp) for op in program.ops].count(True) == (not layers_)
@@ -778,7 +779,7 @@ def test_two_products_of_which_one_is_in_bytes_are_two_steps(layers_: tuple[str,
 
 def test_the_step_that_is_lost_counts() -> None:
     """One product in bytes seems to save half of what was half of a common step, and others save more, and less."""
-    net = two_products()
+    net = squeeze("t1")
     net.outputs.clear()
     first = net("Conv", "t6", net.normal(64, 64, 1, 1))
     net.out(net("Conv", first, net.normal(64, 64, 1, 1)))

@@ -22,7 +22,18 @@ from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_erro
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
-from tccompile.quantize.products import IN_FLOATS, MEANS, OPS, Attended, Layer, attentions, is_gate, layers, products
+from tccompile.quantize.products import (
+    IN_FLOATS,
+    MEANS,
+    OPS,
+    Attended,
+    Layer,
+    attentions,
+    gating,
+    is_gate,
+    layers,
+    products,
+)
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ticks import Ticks
 from tccompile.quantize.ties import begins, ties
@@ -54,6 +65,9 @@ WEIGHTS_OFF = 2.6e-2
 
 NAMED = "--fp32 names it"
 """Why a product is not in bytes that the user wants in fp32."""
+
+GATES = "it makes numbers for channels from their means, which one launch does in floats"
+"""Why a product of a squeeze and excitation is not in bytes."""
 
 NOT_FINITE = "its input is not finite, or too large to be squared"
 """Why a product is not in bytes whose input has no scale."""
@@ -122,7 +136,8 @@ class Known:
         """
         found = [(products(graph), graph.tensors()) for graph in graphs]
         names = [name for a in self.alone for name in a.layers]
-        out = {name: NAMED for name in names if named(name, fp32)}
+        out = {name: GATES for name in set.union(*map(gating, graphs)).intersection(names)}
+        out |= {name: NAMED for name in names if named(name, fp32)}
         for a in (*self.alone, *self.tied):
             for name in a.layers:
                 if not all(name in there and _fits(there[name], tensors, a) for there, tensors in found):

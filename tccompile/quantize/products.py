@@ -97,9 +97,6 @@ class Attended:
 
 MEANS = ("GlobalAveragePool", "ReduceMean")
 
-GATES = "it makes numbers for channels of an image from their means, which one launch does in floats"
-"""Why a product of a squeeze and excitation is not in bytes."""
-
 IN_FLOATS = "it is attention, which is not multiplied in integers"
 """Why an attention is not in integers of 8 bits."""
 
@@ -149,10 +146,9 @@ def products(graph: gs.Graph) -> dict[str, Layer | Attended]:
 def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
     """The layers of a graph that may be multiplied in bytes, and for its other products, by their names, why they may not."""
     found, refused = [], {}
-    gates = {id(product) for node in graph.nodes if node.op == "Mul" for product in _gating(node)}
     for node in graph.nodes:
         if node.op in OPS and node.domain in (None, "", "ai.onnx"):
-            reason = GATES if id(node) in gates else why_not(node)
+            reason = why_not(node)
             if reason is None:
                 found.append(_layer(node))
             else:
@@ -162,13 +158,18 @@ def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
 
 def is_gate(t: gs.Tensor) -> bool:
     """Whether it has a number for each channel of an image."""
-    return isinstance(t, gs.Variable) and len(t.shape or ()) == 4 and list(t.shape[2:]) == [1, 1]
+    return isinstance(t, gs.Variable) and list((t.shape or ())[2:]) == [1, 1]
 
 
-def _gating(node: gs.Node) -> list[gs.Node]:
-    """The convolutions between an image's means and the numbers that it is multiplied by; none where there are no means."""
+def gating(graph: gs.Graph) -> set[str]:
+    """The names of the products of squeeze and excitation: between an image's means and the numbers that it is multiplied by."""
+    return {name_of(product) for node in graph.nodes if node.op == "Mul" for product in _behind_means(node)}
+
+
+def _behind_means(node: gs.Node) -> list[gs.Node]:
+    """The convolutions between means and one factor of a product; none where there are no means."""
     found, means, left = list[gs.Node](), False, [t for t in node.inputs if is_gate(t)]
-    if len(left) != 1 or len(node.inputs) != 2:
+    if len(left) != 1:  # two of them are no image and its gate
         return []
     seen = {left[0].name}
     while left:
