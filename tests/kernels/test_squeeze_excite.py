@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.dump import Dump
 from tccompile.emit.pack import Build, section
+from tccompile.errors import PlanError
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, constant, coord, load
 from tccompile.ir.memory import COMPARED, Budget
 from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
@@ -188,6 +189,10 @@ def test_plans_compute_it_within_one_step(monkeypatch: pytest.MonkeyPatch, image
     index = {made: i for i, made in enumerate(images_.values())}
     entry = Entry(program, (section(Build("sm_90a", "cubin", choices, place_(program, works)), images_, index),))
     check_sections(entry, [*index], Budget(COMPARED))
+    (made,) = entry.sections
+    alone = replace(made, steps=tuple(replace(s, within=-1) if s.op == within[-1] else s for s in made.steps))
+    with pytest.raises(PlanError, match="is not all that reads its result"):
+        check_sections(replace(entry, sections=(alone,)), [*index], Budget(COMPARED))
     assert not any(c.work.within >= 0 for c in schedule(program, ARCHS["sm_80"]))
     monkeypatch.setattr(SqueezeExcite, "cost", lambda *_: 1e3)
     assert not any(c.work.within >= 0 for c in schedule(program, ARCH))
