@@ -9,12 +9,12 @@ for each hidden unit. Of the second product a block computes the results of its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from tccompile.arch import KIB, Arch, Feature
-from tccompile.ir.expr import ACC, Expr, View, call, cast, constant, coord, load, substitute, walk
+from tccompile.ir.expr import ACC, Expr, View, call, cast, const, constant, coord, load, substitute, walk
 from tccompile.ir.extent import Extent, Open, ceil_div, hint, round_up, same
 from tccompile.ir.ops import Conv, Mlp, Op, Pointwise, Reduce
 from tccompile.ir.program import Program
@@ -25,7 +25,7 @@ from tccompile.kernels.loops import vectors
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import F32, I32, Arg, Config, Function, Joint, Launch, Ptr, Value, Work, code, memory_us
-from tccompile.kernels.squeeze_excite_text import GROUP, VECTOR, Writer, lanes_of
+from tccompile.kernels.squeeze_excite_text import BYTES, GROUP, VECTOR, Writer, lanes_of
 from tccompile.kernels.text import compiled
 
 CHAINS = [Reduce, Mlp], [Reduce, Conv, Conv]
@@ -68,7 +68,7 @@ class Unit:
 class Chain:
     """All that is computed: y = expr(x, gates), gates = second(first(scale · Σ x + shift)); shift for all pixels together.
 
-    expr  of `acc`, an element of x as float32, and load 0, its channel's gate
+    expr  of `acc`, an element of x as float32, and load 0, its channel's factor, which `second` gives; rounded to nothing yet
     """
 
     x: Tensor
@@ -118,7 +118,47 @@ def described(ops: Sequence[Op], program: Program) -> Chain | str:
         return expr
     first, second = units
     assert isinstance(first, Unit) and isinstance(second, Unit)
-    return Chain(x, y, *line, first, second, expr)
+    expr, factor = factored(_stored(expr, y.dtype))
+    return Chain(x, y, *line, first, replace(second, expr=substitute(factor, {GATE: second.expr})), expr)
+
+
+GATE = Expr("gate", (), None, DType.F32)
+"""Stands for a channel's gate while factors are looked for."""
+
+
+def _stored(expr: Expr, dtype: DType) -> Expr:
+    """What rounded to bytes and saturated is the expression: without what storing them does."""
+    inside = expr.args[0] if expr.fn == "cast" and dtype in BYTES else expr
+    if inside.fn == "saturate" and dtype in BYTES and [e.value for e in inside.args[1:]] == [dtype.lowest, dtype.largest]:
+        x, *zero = inside.args[0].args if inside.args[0].fn == "add" else inside.args[:1]
+        if x.fn == "round" and all(z.fn == "const" for z in zero):
+            return call("add", x.args[0], *zero) if zero and zero[0].value else x.args[0]
+    return unrounded(expr, dtype)
+
+
+def factored(expr: Expr) -> tuple[Expr, Expr]:
+    """An expression of an element and its channel's gate as one of the element and a factor, load 0; and that factor, which is of
+    the gate: what an element is multiplied and divided by is the same for all of a channel."""
+    found = next(
+        (e for e in reversed(walk(expr)) if GATE in walk(e) and ACC in walk(e) and e.fn in ("mul", "div", "ratio")), None
+    )
+    if found is None:
+        return substitute(expr, {GATE: load(0)}), GATE
+    element, factor, scale = found, None, 1.0
+    while element.fn in ("mul", "div", "ratio"):
+        a, b = element.args
+        if element.fn == "mul" and ACC in walk(b):
+            a, b = b, a
+        if ACC in walk(b):
+            break
+        if b.fn == "const":
+            scale = scale * b.value if element.fn == "mul" else scale / b.value  # type: ignore[operator]
+        else:
+            factor = call(element.fn, factor or const(1.0), b) if factor or element.fn != "mul" else b
+        element = a
+    factor = factor if factor and scale == 1 else call("mul", factor or const(1.0), scale)
+    whole = substitute(expr, {found: call("mul", element, load(0))})
+    return (whole, factor) if GATE not in walk(whole) else (substitute(expr, {GATE: load(0)}), GATE)
 
 
 def _layout(x: Tensor, y: Tensor) -> str | None:
@@ -203,8 +243,8 @@ def _expression(op: Op, gate: str, program: Program, x: Tensor) -> Expr | str:
         return f"{gate} is {program.tensors[gate].dtype.value}"
     image, gates = names.index(x.name), names.index(gate)
     element = load(image) if x.dtype.is_float else cast(load(image, DType.I64), DType.F32)
-    found = substitute(expr, {element: ACC, load(gates): load(0)})
-    left = [e for e in walk(found) if e.fn == "load" and e != load(0)]
+    found = substitute(expr, {element: ACC, load(gates): GATE})
+    left = [e for e in walk(found) if e.fn == "load"]
     return f"{op.y} reads {x.name} as integers" if left or found.dtype not in (DType.F32, DType.I64) else found
 
 
@@ -325,8 +365,8 @@ class SqueezeExcite(Joint):
         sectors = round_up(row, 32) / row if s.across > 1 else 1.0
         moved = own.moving * sectors * memory_us([chain.x, chain.y], arch) / min(1.0, own.reach * images * s.blocks / arch.sms)
         weights = 2 * chain.first.weights.shape[0] * chain.lanes * s.vectors / s.threads * own.weight_us
-        each = own.start_us + own.thread_us * s.threads + weights + own.pixel_us * s.pixels * chain.lanes
-        return measured(arch).launch_us + moved + each * turns
+        each = own.turn_us + own.thread_us * s.threads + weights + own.pixel_us * s.pixels * chain.lanes
+        return measured(arch).launch_us + own.start_us + moved + each * turns
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         chain = described(tuple(ops), program)
@@ -383,5 +423,5 @@ class _Arguments:
             expr, scalars = lifted(unit.expr)
             self.units += ((encode(expr), tuple(t.dtype.value for t in unit.loads)),)
             self.args += [*(Ptr(t.name) for t in unit.loads), *scalars]
-        self.expr, scalars = lifted(coarse(unrounded(chain.expr, chain.y.dtype), chain.y.dtype))
+        self.expr, scalars = lifted(coarse(chain.expr, chain.y.dtype))
         self.args += scalars

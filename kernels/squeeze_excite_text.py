@@ -299,6 +299,8 @@ class Writer:
         def leaf(e: Expr) -> str:
             return element if e.fn == "acc" else gate
 
+        if self.y in BYTES and self.expr.dtype is DType.F32:  # the store rounds and saturates
+            return text.value(self.expr, leaf)
         if self.y in BYTES:
             return text.unrounded(self.expr, leaf, self.y)
         return text.stored(text.value(self.expr, leaf), self.expr.dtype, self.y)

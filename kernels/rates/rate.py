@@ -624,6 +624,8 @@ class SqueezeExcite:
     """What `squeeze_excite.py` asks of a GPU."""
 
     start_us: Rate
+    """Of the first blocks."""
+    turn_us: Rate
     """What comes one after the other in a block beside what follows."""
     thread_us: Rate
     """A thread of a block: clusters of large ones find room later."""
