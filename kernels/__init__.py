@@ -39,6 +39,7 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Family, Joint, Kernel
+from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
@@ -85,7 +86,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-JOINTS: tuple[Joint, ...] = (PairSm90(), PrologueSm90())
+JOINTS: tuple[Joint, ...] = (PairSm90(), PrologueSm90(), SqueezeExcite())
 
 
 def kernel(name: str) -> Kernel:

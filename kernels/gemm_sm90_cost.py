@@ -6,7 +6,7 @@ from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import coarse
+from tccompile.kernels.codegen import RECIPROCAL, coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
@@ -38,7 +38,9 @@ def slots_of(expr: Expr, dtype: DType, arch: Arch) -> float:
     """Slots of instructions that the functions of an epilogue take which count, where this is stored of it."""
     own = measured(arch).gemm_sm90
     slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu, "tanh": own.tanh}
-    slots |= dict.fromkeys(("coarse_tanh", "coarse_sigmoid", "coarse_silu"), own.coarse_tanh)
+    slots |= dict.fromkeys(RECIPROCAL, own.sigmoid) | dict.fromkeys(
+        ("coarse_tanh", "coarse_sigmoid", "coarse_silu"), own.coarse_tanh
+    )
     return sum(slots.get(e.fn, 0) for e in walk(coarse(expr, dtype)))
 
 

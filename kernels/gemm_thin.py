@@ -20,6 +20,7 @@ from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.parts.operands import STEP
 from tccompile.kernels.ptx.atoms import warp_atom
@@ -143,10 +144,11 @@ class GemmThin(TextKernel):
         assert isinstance(problem, Problem)
         own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
+        slots = slots_of(op.epilogue.expr, problem.y.dtype, arch)
         rows, warps = hint(problem.rows) * shape.shares, arch.sms * shape.resident(loads) * WARPS
         turns = ceil_div(rows, ROWS * shape.groups * warps)
         # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results
-        each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads) + 20)
+        each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads + slots) + 20)
         issue = ceil_div(rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
         moving = max(own.moving * traffic_us(op, program, arch), issue)
         ready = own.ready_us + own.weight_us * shape.weights + own.across_us * (shape.across - 1)

@@ -463,6 +463,8 @@ class GemmSm90:
     """Slots of instructions that erf of a result takes."""
     tanh: Rate
     """The same of tanh."""
+    sigmoid: Rate
+    """The same of a sigmoid, or of SiLU."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
     coarse_tanh: Rate
@@ -619,6 +621,26 @@ class Mlp:
     """A block's start and end."""
     l2_bytes: Rate
     """Weights that come to a multiprocessor from the L2 cache."""
+
+
+@dataclass(frozen=True)
+class SqueezeExcite:
+    """What `squeeze_excite.py` asks of a GPU."""
+
+    start_us: Rate
+    """Of the first blocks."""
+    turn_us: Rate
+    """What comes one after the other in a block beside what follows."""
+    thread_us: Rate
+    """A thread of a block: clusters of large ones find room later."""
+    weight_us: Rate
+    """A weight that a thread multiplies."""
+    pixel_us: Rate
+    """A channel of a pixel that a thread keeps."""
+    moving: Rate
+    """Of the time that the bytes take: what is read and written comes and goes by way of the L2 cache."""
+    reach: Rate
+    """How many multiprocessors' share of the bandwidth a block gets, where there are few."""
 
 
 @dataclass(frozen=True)
@@ -852,6 +874,7 @@ class Rates:
     norm_team: NormTeam
     rnn: Rnn
     mlp: Mlp
+    squeeze_excite: SqueezeExcite
     two_pass: TwoPass
     reduce: Reduce
     pointwise: Pointwise

@@ -11,6 +11,7 @@ from tccompile.runtime.session import Session
 from tccompile.sizes import Size
 from tests.kernels.test_pair_sm90 import bottlenecks
 from tests.kernels.test_prologue_sm90 import dense_layer
+from tests.kernels.test_squeeze_excite import gated
 from tests.networks import relative_error
 
 
@@ -67,3 +68,26 @@ def test_a_norm_and_the_product_behind_it(gpu, monkeypatch: pytest.MonkeyPatch, 
     (first,), (again,) = session.run(None, {"x": x}), session.run(None, {"x": x})
     assert np.array_equal(first, again)
     assert relative_error(first, Session(plan, "cpu").run(None, {"x": x})[0]) <= 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("images", [1, 33])
+def test_squeeze_and_excitation_in_one_launch(
+    gpu, monkeypatch: pytest.MonkeyPatch, images: int, request: pytest.FixtureRequest
+) -> None:
+    """Clusters of several shapes, beside one op after the other on the CPU; the same from run to run."""
+    if gpu.cc != (9, 0) or request.config.getoption("--plans") is not None:
+        pytest.skip("it is compiled here, for sm_90a")
+    from tccompile.kernels.squeeze_excite import SqueezeExcite
+
+    x = np.random.default_rng(0).standard_normal((images, 32, 15, 13)).astype(np.float32)
+    configs = [(1, 8, 256), (2, 2, 512), (4, 1, 512), (1, 1, 512)]
+    for config in (dict(zip(("across", "along", "threads"), c, strict=True)) for c in configs):
+        monkeypatch.setattr(SqueezeExcite, "cost", lambda self, ops, program, c, arch, own=config: 0.01 if c == own else 1e3)
+        plan = compile_model(gated(images), Options(archs=("sm_90a",), precision="fp16"))
+        (section,) = (s for s in plan.entries[0].sections if s.arch == "sm_90a")
+        assert any(step.kernel == "squeeze_excite" and dict(step.config) == config for step in section.steps)
+        session = Session(plan, "gpu")
+        (first,), (again,) = session.run(None, {"x": x}), session.run(None, {"x": x})
+        assert np.array_equal(first, again)
+        assert relative_error(first, Session(plan, "cpu").run(None, {"x": x})[0]) <= 2e-3

@@ -90,7 +90,7 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp,
+        "quick_div": lambda a, b: a / b, "over": lambda a, b: a / b, "quick_exp": np.exp,
         "as_half": lambda x: np.float32(np.float16(x)), "larger": np.fmax,
         "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
