@@ -46,7 +46,7 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
-BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
+BOXES_OF_BYTES = "fitted to 75 times of 14 depthwise layers on an H200; those of the fastest configs are 8 % off"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
@@ -128,10 +128,13 @@ H200 = Rates(
         moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
     ),
     depthwise_bytes_sm90=DepthwiseBytesSm90(
-        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
-        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
-        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
-        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        start_us=Rate(1.83, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.04, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        apart=Rate(0.4, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        straddling=Rate(0.475, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.64, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(0.3, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(1.38, "µs", BOXES_OF_BYTES, "2026-11-26"),
         half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
