@@ -192,6 +192,22 @@ class DepthwiseBytesSm90:
 
 
 @dataclass(frozen=True)
+class ExpandSm90:
+    """What `expand_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, the first boxes' way in and the last ones' way out."""
+    moving: Rate
+    """The bytes of what is read and written once."""
+    busy: Rate
+    """128 results, where a multiprocessor is busy."""
+    alone: Rate
+    """The same of a warp, of those that it makes one after the other."""
+    tile_us: Rate
+    """A tile of a block, beside its results."""
+
+
+@dataclass(frozen=True)
 class DepthwiseMma:
     """What `depthwise_mma.py` asks of a GPU."""
 
@@ -821,6 +837,7 @@ class Rates:
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    expand_sm90: ExpandSm90
     pair_sm90: PairSm90
     attention: Attention
     attention_mma: AttentionMma
