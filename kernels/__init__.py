@@ -17,6 +17,7 @@ from tccompile.kernels.depthwise_bytes import DepthwiseBytes
 from tccompile.kernels.depthwise_bytes_sm90 import DepthwiseBytesSm90
 from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
+from tccompile.kernels.expand_sm90 import ExpandSm90
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
@@ -86,7 +87,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-JOINTS: tuple[Joint, ...] = (PairSm90(), PrologueSm90(), SqueezeExcite())
+JOINTS: tuple[Joint, ...] = (PairSm90(), ExpandSm90(), PrologueSm90(), SqueezeExcite())
 
 
 def kernel(name: str) -> Kernel:

@@ -1625,6 +1625,16 @@ def test_grids_have_room_where_runs_differ() -> None:
     assert values["alike"].likely(float8=True).max() == MOST * values["alike"].all().max()
 
 
+def test_grids_have_no_room_beyond_what_values_are_cut_off_at() -> None:
+    net = Net(x=(1, 16, 8, 8))
+    cut, rectified = net("Clip", "x", np.float32(0), np.float32(6)), net("Relu", "x")
+    net.out(*(net("Conv", x, net.normal(8, 16, 1, 1)) for x in (cut, rectified)))
+    runs = [{"x": size * run["x"]} for size, run in zip((1.0, 2.0, 1.5, 1.2), runs_of(net, 4), strict=True)]
+    seen = observe(lower(rewritten(net)), runs, sources(net.model()), {cut: 1, rectified: 1}, lambda: None).values
+    assert seen[rectified].room > 1.05 and seen[rectified].likely().max() > 6.2
+    assert seen[cut].likely().max() == pytest.approx(6.0)
+
+
 def test_how_far_new_inputs_go_is_told_by_all_tensors_of_a_network() -> None:
     assert rooms([]) == [] and rooms([[], [3.0], [0.0, 0.0], [2.0, 2.0, 0.0], [1e-3, 1.0]]) == [1, 1, 1, 1, MOST]
     apart = [0.5, 1.0, 0.7, 1.4, 0.6]

@@ -18,6 +18,10 @@ BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s8": 8, "u8": 8, "e4m3": 
 ROW_OF = {"u8": "s8", "e5m2": "e4m3"}
 """Types that have no rows of their own: an instruction of s8 takes u8 for a, b or both, and one of e4m3 takes e5m2."""
 
+FROM = 0x4B400000
+"""What sums of integers may begin with: the bits of 1.5 · 2^23 as a float32, so that with less than 2^22 added to them, or taken
+from them, they are the bits of that sum (`simt.float_from`)."""
+
 
 @dataclass(frozen=True)
 class Atom:

@@ -17,6 +17,7 @@ from tccompile.kernels.rates.rate import (
     DepthwiseBytesSm90,
     DepthwiseMma,
     DepthwiseSm90,
+    ExpandSm90,
     GemmMma,
     GemmSimt,
     GemmSm90,
@@ -48,7 +49,8 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
-BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
+PAIRS_OF_BYTES = "fitted to 95 times of 9 pairs of convolutions on an H200; estimates are 7 % off"
+BOXES_OF_BYTES = "fitted to 75 times of 14 depthwise layers on an H200; those of the fastest configs are 8 % off"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
@@ -133,10 +135,13 @@ H200 = Rates(
         moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
     ),
     depthwise_bytes_sm90=DepthwiseBytesSm90(
-        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
-        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
-        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
-        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        start_us=Rate(1.83, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.04, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        apart=Rate(0.4, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        straddling=Rate(0.475, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.64, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(0.3, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(1.38, "µs", BOXES_OF_BYTES, "2026-11-26"),
         half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
@@ -286,6 +291,13 @@ H200 = Rates(
         sigmoid=Rate(8, "instructions", "what 16 → 96 at 112² takes in int8 to halves, and five in fp16", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
         coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
+    ),
+    expand_sm90=ExpandSm90(
+        start_us=Rate(2.8, "µs", PAIRS_OF_BYTES, "2026-11-26"),
+        moving=Rate(2.0, "of the time", PAIRS_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.66, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        alone=Rate(1.9, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(0.385, "µs", PAIRS_OF_BYTES, "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(1.5, "µs", PAIRS_IN_GRAPH, "2026-11-26"),

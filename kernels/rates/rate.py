@@ -177,12 +177,34 @@ class DepthwiseBytesSm90:
     """A launch, the first boxes' way in and the last ones' way out."""
     moving: Rate
     """Each tensor's bytes once."""
-    product: Rate
-    """A product, where Tensor Cores are busy."""
+    apart: Rate
+    """More for boxes of parts of pixels, in whole sectors of the L2 cache."""
+    straddling: Rate
+    """More for boxes of other parts of pixels."""
+    busy: Rate
+    """A row of results, where a multiprocessor is busy."""
     alone: Rate
-    """A product of a warp, of those that it makes one after the other."""
+    """The same of a warp, of those that it makes one after the other."""
+    tile_us: Rate
+    """A tile of a block, beside its rows."""
     half: Rate
-    """A result in halves, more than one in bytes, of a lane."""
+    """A result in halves by a function such as SiLU, of a lane."""
+
+
+@dataclass(frozen=True)
+class ExpandSm90:
+    """What `expand_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, the first boxes' way in and the last ones' way out."""
+    moving: Rate
+    """The bytes of what is read and written once."""
+    busy: Rate
+    """128 results, where a multiprocessor is busy."""
+    alone: Rate
+    """The same of a warp, of those that it makes one after the other."""
+    tile_us: Rate
+    """A tile of a block, beside its results."""
 
 
 @dataclass(frozen=True)
@@ -865,6 +887,7 @@ class Rates:
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    expand_sm90: ExpandSm90
     pair_sm90: PairSm90
     prologue_sm90: PrologueSm90
     attention: Attention

@@ -3,7 +3,7 @@ result.
 
 round((s · acc + b + c · r) / k)  =>  round(s/k · acc + b/k + c/k · r), which is the same but for the last bit of a float
 round((x · c · s + b) / k)        =>  round(x · (c/k · s) + b/k), where s is a constant for each channel
-saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …), and so of other bounds beyond the type's
+saturate(round(relu(x)), 0, …)    =>  saturate(round(x), 0, …), and so of other bounds that are rounded to the type's, or beyond
 saturate(round(x) + 0, …)         =>  saturate(round(x), …)
 """
 
@@ -111,6 +111,10 @@ def _without_factor(x: Expr) -> tuple[Expr, float]:
     return x, 1.0
 
 
+NEAR = 0.499
+"""What is so close to a byte's limit is rounded to it."""
+
+
 def _without_limits(expr: Expr) -> Expr:
     """The expression without what bounds a number that is rounded and then bounded more closely by the limits of a type, and
     without a zero point of 0."""
@@ -122,19 +126,19 @@ def _without_limits(expr: Expr) -> Expr:
             if rounded.fn == "add" and rounded.args[1].fn == "const":
                 rounded, moved = rounded.args[0], float(rounded.args[1].value)  # type: ignore[arg-type]
             if rounded.fn == "round":
-                within = call("round", _unbounded(rounded.args[0], least - moved, most - moved))
+                within = call("round", _unbounded(rounded.args[0], least - moved + NEAR, most - moved - NEAR))
                 found[x] = Expr("saturate", (call("add", within, moved) if moved else within, *x.args[1:]), None, x.dtype)
     changed = {x: other for x, other in found.items() if other != x}
     return substitute(expr, changed) if changed else expr
 
 
 def _unbounded(x: Expr, least: float, most: float) -> Expr:
-    """A number without bounds at or beyond these two."""
+    """A number without bounds at or beyond these two, which it is to have itself."""
     if x.fn == "ratio" and x.args[1].fn == "const" and (step := float(x.args[1].value or 0)) > 0:  # type: ignore[arg-type]
         return call("ratio", _unbounded(x.args[0], least * step, most * step), x.args[1])
-    while x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
+    if x.fn == "relu" or (x.fn in ("min", "max") and x.args[1].fn == "const"):
+        inner = _unbounded(x.args[0], least, most)
         bound = 0.0 if x.fn == "relu" else float(x.args[1].value)  # type: ignore[arg-type]
-        if bound < most if x.fn == "min" else bound > least:
-            break
-        x = x.args[0]
+        kept = bound < most if x.fn == "min" else bound > least
+        return call(x.fn, inner, *x.args[1:]) if kept else inner
     return x

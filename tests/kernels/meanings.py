@@ -730,6 +730,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.simt.ballot": by(balloted),
     "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
+    "ptx.simt.float_from": plain(lambda x: np.int32(x).view(np.float32) - np.float32(1.5 * 2**23)),
     "ptx.simt.multiply_add": multiply_add,
     "ptx.simt.permute": plain(_permute),
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),
