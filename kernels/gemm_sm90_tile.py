@@ -35,6 +35,10 @@ LARGE = {64: (), 128: (176, 192)}
 LARGE_SPARSE = {128: (176, 208)}
 """The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
+SHARED = (176, 192, 208)
+"""Rows of tiles of 128 columns of 2:4 weights in which two blocks of a cluster copy half of the rows for each other: where sums
+are rough, and tiles so small, products wait for what comes from the L2 cache."""
+
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
@@ -81,6 +85,7 @@ class Tile:
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
+    shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     """
 
@@ -98,6 +103,7 @@ class Tile:
     eights: bool = False
     overlaps: bool = False
     short: int = 0
+    shared: int = 1
 
     @property
     def atom(self) -> Atom:
@@ -265,7 +271,9 @@ def tile(
     most = 2 if each <= 2 else 4 if each <= 4 else 8
     shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
     more = config.get("sparse", False), config.get("teams", 1)
-    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False))
+    most_of = Tile(
+        *shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False), shared=config.get("shared", 1)
+    )
     return _fitting(most_of, arch.smem_block)
 
 
