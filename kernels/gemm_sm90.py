@@ -20,6 +20,9 @@ fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are
 meet in a ring of `stages` buffers, each 128 bytes of K wide. With `split` > 1, the blocks of a cluster share one tile: each sums
 a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
 
+With 2:4 weights whose sums are rough, two blocks of a cluster may have tiles of the same rows side by side: each copies half of
+the rows to both (`shared`).
+
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
