@@ -23,6 +23,9 @@ launch's blocks find room `beside` these, and have their weights when these end.
 one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a
 fixed order.
 
+With 2:4 weights whose sums are rough, two blocks of a cluster may have tiles of the same rows side by side: each copies half of
+the rows to both (`shared`).
+
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
 Where the epilogue reads at most one tensor that differs by row, such as a residual, each warp rounds its results into boxes in
@@ -50,6 +53,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
+    SHARED,
     SWAPPED,
     TILES,
     Tile,
@@ -100,7 +104,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     return Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
 
 
-def _produce(producer: Any, constant: bool) -> Any:
+def _produce(producer: Any, constant: bool, shared: int) -> Any:
     """The device function of the thread that asks for copies: (maps, buffers, order, geometry, share, tiles).
 
     share   the stages of K that the block sums: the first one, and the one after the last
@@ -108,7 +112,7 @@ def _produce(producer: Any, constant: bool) -> Any:
     """
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, writer = tile_order.placing(), producer.ring.writer
+    place, writer = tile_order.placing(shared), producer.ring.writer
 
     @inline
     def produce(maps, buffers, order, geometry, share, tiles):
@@ -133,8 +137,8 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
-    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0), t.staged * t.writers // t.teams
+    place, bn, in_teams, warps = tile_order.placing(t.shared), t.bn, t.teams > 1, t.consumers // 32 // t.teams
+    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0, t.shared > 1), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
     @inline
@@ -196,12 +200,12 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks))
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
     product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short, t.promoted)
-    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size)
+    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
     results = _results(t, batch, params)
-    produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
-    consumers, split, exchange = t.consumers, t.split, t.exchange
+    produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)
+    consumers, split, exchange, shared = t.consumers, t.split, t.exchange, t.shared
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
@@ -221,7 +225,11 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             prefetch(map_b)
-        cuda.syncthreads()
+        if shared > 1:  # the others' copies complete this block's barriers
+            hw.cluster_arrive()
+            hw.cluster_wait()
+        else:
+            cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
         rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
         share = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
@@ -239,13 +247,16 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             if exchange:
                 grow()
             consume((base, warp, lane, tid, rank), buffers, rows, order, share, tiles, e)
-        if split > 1:  # a block's shared memory lives until all have read it
+        if shared > 1:  # a block's shared memory lives until the others have written to it
+            cuda.syncwarp()
+            hw.cluster_arrive()
+        if split > 1 or shared > 1:  # or until all have read it
             hw.cluster_wait()
 
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, blocks, cluster=split)
+    return Function(flat, signature, t.threads, blocks, cluster=split * shared)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -331,7 +342,7 @@ class Hopper(OneWay):
         halved: list[Config] = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
         twice = room_for(group_atom(*how.kinds).rough)  # 2:4 weights are multiplied as if there were more stages
         halved = [c for c in halved if twice(c["bn"], c["bm"])]
-        halved += [c for c in self._sparse_only(way, program) if fits(c)]
+        halved += [c for c in self._sparse_only(way, program, arch) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
@@ -352,14 +363,18 @@ class Hopper(OneWay):
         t = _tile(config, arch, how, boxed_results(way, program, problem, 2))
         return {**config, "beside": True} if in_the_way(t, blocks, arch) else config
 
-    def _sparse_only(self, way: Op, program: Program) -> Iterator[Config]:
+    def _sparse_only(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results
         comes in one box, of which two blocks would need two."""
         problem, how = self._described(way, program)
-        in_blocks = ceil_div(problem.stored, ROWS) % 2 == 0 and not epilogue.loads_by_row(way, program)
+        in_pairs = ceil_div(problem.stored, ROWS) % 2 == 0
+        in_blocks = in_pairs and not epilogue.loads_by_row(way, program)
         for bm, bn in sparse_tiles(how.kinds):
             if group_atom(*how.kinds).takes(bm) and bm <= problem.rows and (bn == ROWS or in_blocks):
                 yield {"bm": bm, "bn": bn, "split": 1, "swapped": True}
+        for bm in SHARED if in_pairs and how.k_major[0] and not how.im2col and group_atom(*how.kinds).rough else ():
+            if ceil_div(problem.rows, bm) * ceil_div(problem.stored, ROWS) * problem.batches >= 2 * arch.sms:
+                yield {"bm": bm, "bn": ROWS, "split": 1, "swapped": True, "shared": 2}
 
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         return self._takes(way, program)(config)
@@ -441,7 +456,7 @@ class Hopper(OneWay):
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
-        order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
+        order = tile_order.numbers(tiles_m, tiles_n, problem.batches, t.shared)
         tiles = order[0]
         grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
         integers = (problem.rows, how.steps, *order, *how.geometry)
@@ -466,6 +481,7 @@ class Hopper(OneWay):
                 **({"overlaps": True} if t.overlaps else {}),
                 **({"short": t.short} if t.short else {}),
                 **({"once": True} if t.once else {}),
+                **({"shared": t.shared} if t.shared > 1 else {}),
                 rows=t.rows(spec.form.loads_by_row),
                 epilogue=spec.params,
             ),
@@ -479,7 +495,7 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short", "once") if name in params}
+        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short", "once", "shared") if name in params}
         t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room

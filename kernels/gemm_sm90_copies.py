@@ -101,7 +101,7 @@ class Copies:
         if isinstance(self.a, Im2colMap):
             b = replace(self.b, box=(self.whole, t.bn, 1))
             return self._boxed_a(t), _ordered(b, t)
-        sides = zip((t.bm, t.bn), self.k_major, strict=True)
+        sides = zip((t.bm // t.shared, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
         return a, _ordered(b, t)
@@ -110,7 +110,7 @@ class Copies:
         """A's map, K-major, in boxes as wide as B's."""
         if isinstance(self.a, Im2colMap):
             return replace(self.a, pixels=t.bm)
-        return replace(self.a, box=(self.chunk, t.bm, 1), swizzle=self.size * self.chunk)
+        return replace(self.a, box=(self.chunk, t.bm // t.shared, 1), swizzle=self.size * self.chunk)
 
 
 def by_eight(m: TiledMap) -> TiledMap:

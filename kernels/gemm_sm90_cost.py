@@ -86,6 +86,8 @@ def time_us(
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
     step = max(max(engines) * together, latency / t.stages)
+    if t.shared > 1:
+        step *= own.shared_rows
     if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these

@@ -45,6 +45,10 @@ FEWEST = 3
 MOST_BESIDE = 144
 """Columns of sums that a warpgroup may have twice beside another such block: what else it needs fits 24 registers there."""
 
+SHARED = (176, 192, 208)
+"""Rows of tiles of 128 columns of 2:4 weights in which two blocks of a cluster copy half of the rows for each other: where sums
+are rough, and tiles so small, products wait for what comes from the L2 cache."""
+
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
@@ -90,6 +94,7 @@ class Tile:
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
+    shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     once     whether there is but one stage, so that its sums are all of them, rough or not
     beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
@@ -111,6 +116,7 @@ class Tile:
     short: int = 0
     once: bool = False
     beside: bool = False
+    shared: int = 1
 
     @cached_property
     def atom(self) -> Atom:
@@ -284,7 +290,7 @@ def tile(
     swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
     once = steps == 1 and group_atom(*kinds).rough and not sparse
     shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
-    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1)
     return _fitting(room, *shape, boxed, added, kinds, result, *more)
 
 

@@ -284,6 +284,7 @@ H200 = Rates(
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         overlapping=Rate(0.34, "of the time", ZOO_BYTES, "2026-11-26"),
+        shared_rows=Rate(0.93, "of the time", "4096³ and 8192³ in E4M3, weights 2:4, on an H200", "2026-11-26"),
         narrow_gathering=Rate(1.8, "of the time", ZOO_BYTES, "2026-11-26"),
         teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),

@@ -477,6 +477,8 @@ class GemmSm90:
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     overlapping: Rate
     """What is left of that where sums are added up while the next are made."""
+    shared_rows: Rate
+    """All of a stage where two blocks copy half of its rows for each other."""
     narrow_gathering: Rate
     """All that im2col copies take, of rows of up to 32 bytes of numbers of 8 bits."""
     teams: Rate

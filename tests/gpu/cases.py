@@ -1099,6 +1099,7 @@ CASES: Cases = {
     "sparse_gemm_blocks": _sparse(gemm, (1000, 196), 250, ep="bias relu"),
     "sparse_s8_gemm_blocks": _sparse(of_8_bits, (1000, 390), 250, kinds=(DType.U8, DType.I8, F16)),
     "sparse_fp8_gemm": _sparse(of_float8, (300, 700), 198),
+    "sparse_fp8_gemm_shared": _sparse(of_float8, (4700, 330), 1500),
     "sparse_fp8_conv": _sparse(of_float8, (2, 144, 15, 14), 96, (3, 3), (DType.E4M3, DType.E4M3, F16)),
     # integers of 8 bits, whose sums are int32
     "s8_gemm": _case(of_8_bits, (77, 200), 45),
