@@ -631,6 +631,17 @@ def test_what_spills_is_told_apart_when_the_rest_is_compiled():
     assert caught.value.jobs == (bad,)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="programs end by signals on other systems")
+def test_where_the_assembler_crashes_another_config_is_taken(monkeypatch, tmp_path):
+    """As where code spills: it is no error in the kernel, and says nothing of others."""
+    crashing = tmp_path / "ptxas"
+    crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crashing.chmod(0o755)
+    monkeypatch.setattr(toolchain, "ptxas", lambda: str(crashing))
+    with pytest.raises(SpillError, match=r"ptxas crashes on it \(signal 11\)"):
+        ptxas.assemble(".version 8.0", "sm_90a")
+
+
 class FakeWorker:
     """Compiles nothing: gives an image, or says that it spills."""
 
