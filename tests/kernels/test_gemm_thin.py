@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import ACC, call
 from tccompile.ir.ops import Conv
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.gemm_thin import MOST_WEIGHTS, THIN, shape_of
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.schedule.choose import choose
@@ -50,6 +54,24 @@ def test_values(make, args, how, groups, arch) -> None:
 def test_compiled_code_computes(make, args, how, groups, arch) -> None:
     program = make("thin", *args, **how)
     check(kernel(program), program, {"groups": groups}, arch=ARCHS["sm_90a"], run=machine.run)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_estimates_count_what_becomes_of_results(name: str) -> None:
+    """In halves more than in bytes, in which it is less exact."""
+    times = []
+    for program in (
+        gemm("plain", (400_000, 16), 96),
+        of_8_bits("bytes", (400_000, 32), 96, kinds=(DType.U8, DType.I8, DType.U8)),
+    ):
+        (op,) = program.ops
+        expr = call(name, op.epilogue.expr)
+        rich = replace(op, epilogue=replace(op.epilogue, expr=expr))
+        plain, more = (THIN[1].cost(o, program, {"groups": 1}, ARCHS["sm_90a"]) for o in (op, rich))
+        times.append(more - plain)
+    assert min(times) > 3 and slots_of(call(name, ACC), DType.F16, ARCHS["sm_90a"]) > slots_of(
+        call(name, ACC), DType.U8, ARCHS["sm_90a"]
+    )
 
 
 def test_a_block_goes_through_several_turns() -> None:

@@ -22,7 +22,7 @@ from tccompile.ir.storage import elements, from_storage, to_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
-from tccompile.kernels.squeeze_excite import SqueezeExcite
+from tccompile.kernels.squeeze_excite import Chain, SqueezeExcite, described
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan.format import Entry
@@ -215,3 +215,14 @@ def test_what_is_no_mean_is_refused() -> None:
     assert "no mean over all pixels" in str(KERNEL.supports([replace(mean, combine="max"), *others], program, ARCH))
     large = squeeze((1, 64, 5, 5), 300)
     assert "300 hidden units" in str(KERNEL.supports(large.ops, large, ARCH))
+
+
+def test_what_elements_are_multiplied_by_is_one_factor() -> None:
+    """Steps of bytes and the gate: an element of bytes is moved, multiplied, and moved again; one of halves is multiplied."""
+    for kinds, expr in (
+        ((U8, U8), call("add", call("mul", call("sub", ACC, 7.0), load(0)), 7.0)),
+        ((F16, F16), call("mul", ACC, load(0))),
+    ):
+        program = squeeze((1, 32, 5, 5), 8, kinds)
+        found = described(program.ops, program)
+        assert isinstance(found, Chain) and found.expr == expr
