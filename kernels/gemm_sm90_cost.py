@@ -55,8 +55,8 @@ def time_us(
 
     Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
-    slower than the best of those measured. Boxes of bytes: 193 times of 17 convolutions on an H100. The constants are near what
-    they stand for, at the clock that a GPU keeps under load.
+    slower than the best of those measured. Boxes of bytes: 193 times of 17 convolutions on an H100. Clusters of eight: whole
+    inferences of bert_base. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
@@ -85,7 +85,10 @@ def time_us(
     latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
-    step = max(max(engines) * together, latency / t.stages)
+    # Where only some multiprocessors have a block more than others, these are not much slower: they share what brings data. Of
+    # clusters, which find room in few places, the last ones begin late
+    load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 else together
+    step = max(max(engines) * load, latency / t.stages)
     if t.shared > 1:
         step *= own.shared_rows
     if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
@@ -105,6 +108,8 @@ def time_us(
     # A warpgroup alone takes longer than one beside another
     results = max(left * together, own.sums_swapped if t.swapped else own.sums) * right / (128 * 128) * inside
     storing = _storing_us(t, own, results, inside, loads, biased)
+    if t.split > 4:  # what clusters of eight blocks exchange, in a network
+        storing += own.split_of_eight_us * min(t.bm, problem.rows) * t.bn / (128 * 128)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
     if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
         storing *= own.at_once

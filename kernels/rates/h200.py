@@ -268,6 +268,7 @@ H200 = Rates(
         split_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
         split_tile_us=Rate(0.21, "µs", GEMM_SM90, "2026-11-25"),
         split_inside_us=Rate(2.05, "µs", GEMM_SM90, "2026-11-25"),
+        split_of_eight_us=Rate(2, "µs", "267 inferences of bert_base at 6 counts of tokens on an H200", "2026-11-26"),
         split_swapped_us=Rate(0.6, "µs", GEMM_SM90, "2026-11-25"),
         split_swapped_sums_us=Rate(2, "µs", GEMM_SM90, "2026-11-25"),
         tiled_cycles=Rate(1.4, "cycles", GEMM_SM90, "2026-11-25"),

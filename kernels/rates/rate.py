@@ -445,6 +445,8 @@ class GemmSm90:
     """More for 128 by 128 of a tile."""
     split_inside_us: Rate
     """More for the same of those that there are."""
+    split_of_eight_us: Rate
+    """More for 128 by 128 of those that there are, which eight blocks have summed up."""
     split_swapped_us: Rate
     """As `split_us`, with swapped operands."""
     split_swapped_sums_us: Rate
