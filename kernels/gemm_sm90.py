@@ -74,7 +74,7 @@ from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
-from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
+from tccompile.kernels.spec import I32, Code, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
@@ -443,7 +443,10 @@ class Hopper(OneWay):
 
         return cost
 
-    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+    def _laid_out(
+        self, way: Op, program: Program, config: Config, arch: Arch
+    ) -> tuple[Copies, Tile, Boxed | None, epilogue.EpilogueSpec, Code]:
+        """How a config reads its operands, its tile, how results go to y, and the code for that."""
         problem, how = self._described(way, program)
         if config.get("sparse"):
             sparse = self._compressed(way, program)
@@ -454,6 +457,38 @@ class Hopper(OneWay):
         if t.eights:
             boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
+        made = code(
+            self.name,
+            im2col=how.im2col,
+            chunk=how.chunk,
+            k_major=how.k_major,
+            constant=problem.w.storage in program.constants,
+            bm=t.bm,
+            bn=t.bn,
+            stages=t.stages,
+            split=t.split,
+            swapped=t.swapped,
+            boxed=t.boxed,
+            kinds=t.kinds,
+            result=t.result,
+            sparse=t.sparse,
+            **({"teams": t.teams} if t.teams > 1 else {}),
+            **({"eights": True} if t.eights else {}),
+            **({"overlaps": True} if t.overlaps else {}),
+            **({"short": t.short} if t.short else {}),
+            **({"once": True} if t.once else {}),
+            **({"shared": t.shared} if t.shared > 1 else {}),
+            rows=t.rows(spec.form.loads_by_row),
+            epilogue=spec.params,
+        )
+        return how, t, boxed, spec, made
+
+    def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        return frozenset([self._laid_out(way, program, config, arch)[-1]])
+
+    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem, _ = self._described(way, program)
+        how, t, boxed, spec, made = self._laid_out(way, program, config, arch)
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches, t.shared)
@@ -461,30 +496,7 @@ class Hopper(OneWay):
         grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
-            code=code(
-                self.name,
-                im2col=how.im2col,
-                chunk=how.chunk,
-                k_major=how.k_major,
-                constant=problem.w.storage in program.constants,
-                bm=t.bm,
-                bn=t.bn,
-                stages=t.stages,
-                split=t.split,
-                swapped=t.swapped,
-                boxed=t.boxed,
-                kinds=t.kinds,
-                result=t.result,
-                sparse=t.sparse,
-                **({"teams": t.teams} if t.teams > 1 else {}),
-                **({"eights": True} if t.eights else {}),
-                **({"overlaps": True} if t.overlaps else {}),
-                **({"short": t.short} if t.short else {}),
-                **({"once": True} if t.once else {}),
-                **({"shared": t.shared} if t.shared > 1 else {}),
-                rows=t.rows(spec.form.loads_by_row),
-                epilogue=spec.params,
-            ),
+            code=made,
             grid=(grid, 1, 1),
             block=t.threads,
             args=(*how.boxed(t), *map(I32, integers), *stored),

@@ -23,7 +23,7 @@ from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
-from tccompile.kernels.spec import Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Kernel, Work
 
 CHUNK_BYTES = 16
 """Bytes that are copied at once."""
@@ -280,6 +280,9 @@ class OneWay(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
 
+    def codes(self, op: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        return self.codes_of(_chosen(op, program, config), program, config, arch)
+
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         return self.work_of(_chosen(op, program, config), program, config, arch)
 
@@ -303,6 +306,10 @@ class OneWay(Kernel):
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         """As `cost`."""
+
+    def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        """As `codes`."""
+        return frozenset(launch.code for launch in self.work_of(way, program, config, arch).launches)
 
     @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:

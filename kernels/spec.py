@@ -234,6 +234,10 @@ class Kernel(Family):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         """Estimated time in microseconds."""
 
+    def codes(self, op: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        """Those of the launches for the op: where kernels are chosen, most are asked for nothing else."""
+        return frozenset(launch.code for launch in self.work(op, program, config, arch).launches)
+
     @abstractmethod
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         """The launches for the op."""

@@ -370,7 +370,7 @@ def doubled(pattern: Pattern) -> list[Point]:
 
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
-    return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
+    return c.kernel.codes(asked.op, asked.program, c.config, arch)
 
 
 def _codes_of(way: Whole, group: Group, program: Program, arch: Arch) -> Codes:

@@ -146,7 +146,7 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
 
 
 def test_choosing_asks_for_configs_once_and_tells_of_codes_before_all_is_chosen(monkeypatch):
-    """No kernel is asked twice for the configs of an op; codes are told that are in the pool in the end."""
+    """No kernel is asked twice for the configs of an op; codes are those of the launches; some of the pool's are told early."""
     make, sizes_ = CASES["tokens"]
     options = Options(archs=("sm_90a",), precision="fp16", ranges=sizes_)
     patterns, options = to_patterns(read(make()), options, Dump(None), quiet, Told())
@@ -163,6 +163,11 @@ def test_choosing_asks_for_configs_once_and_tells_of_codes_before_all_is_chosen(
     for pattern in patterns:
         to_parts(pattern, options, quiet, (), NO_TIMINGS, known)
     assert asked and len({(id(way), id(program)) for way, program in asked}) == len(asked)
+    ops = {own.number: own for of_point in known.at.values() for own in of_point}
+    coded = [(ops[i], c, codes) for (_, i), found in known.ranked.items() for c, codes in found if codes is not None]
+    for own, c, codes in coded:
+        assert codes == {launch.code for launch in c.kernel.work(own.op, own.program, c.config, ARCHS["sm_90a"]).launches}
+    assert any(isinstance(c.kernel, Hopper) for _, c, _ in coded)
     assert 0 < len(told) <= SURE and {*told} <= known.pool(patterns[0], ARCHS["sm_90a"], ()).codes
 
 
