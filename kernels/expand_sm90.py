@@ -188,7 +188,8 @@ class ExpandSm90(Joint):
         turns, clock = ceil_div(tiles, parts), arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
         # Cycles of 128 results: of the 1×1 convolution, whose warps find pixels' places for some products each; of the other one.
         made = 16 + 12 / tile.each + 9 * ceil_div(tile.deep, DEEP)
-        row = (20 + 9 * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))) * tile.lanes / EIGHT
+        halves = own.half if tile.size > 1 else 0.0
+        row = (20 + halves + 9 * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))) * tile.lanes / EIGHT
         eights = tile.eights * tile.channels // ROW
         busy = turns * ceil_div(chunks * parts, arch.sms) * (eights * made + tile.groups * tile.octets * tile.rows * row) / 4
         alone = ceil_div(eights, tile.warps) * made + ceil_div(tile.octets, tile.along) * tile.rows * row

@@ -295,11 +295,12 @@ H200 = Rates(
         coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
     ),
     expand_sm90=ExpandSm90(
-        start_us=Rate(2.8, "µs", PAIRS_OF_BYTES, "2026-11-26"),
-        moving=Rate(2.0, "of the time", PAIRS_OF_BYTES, "2026-11-26"),
-        busy=Rate(1.66, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
-        alone=Rate(1.9, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
-        tile_us=Rate(0.385, "µs", PAIRS_OF_BYTES, "2026-11-26"),
+        start_us=Rate(2.88, "µs", PAIRS_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.2, "of the time", PAIRS_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.69, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        alone=Rate(1.89, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        half=Rate(25, "cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(0.344, "µs", PAIRS_OF_BYTES, "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(1.5, "µs", PAIRS_IN_GRAPH, "2026-11-26"),

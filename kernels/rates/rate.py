@@ -203,6 +203,8 @@ class ExpandSm90:
     """128 results, where a multiprocessor is busy."""
     alone: Rate
     """The same of a warp, of those that it makes one after the other."""
+    half: Rate
+    """128 results in halves, more than in bytes."""
     tile_us: Rate
     """A tile of a block, beside its results."""
 
