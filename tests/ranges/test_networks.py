@@ -16,9 +16,14 @@ from tccompile.emit.pack import pack
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
 from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
+from tccompile.ir.ops import Softmax
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.kernels.gemm_sm90 import Hopper
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.remembered import forget
+from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Code
 from tccompile.options import Options, as_sizes, parse_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
@@ -28,11 +33,12 @@ from tccompile.plan.formulas import Slot, computed, drawn, filler, integers
 from tccompile.plan.members import Bounds
 from tccompile.plan.rules import check_family, check_member
 from tccompile.ranges import steps
-from tccompile.ranges.box import corners, scattered
+from tccompile.ranges.box import corners, opened, scattered
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
 from tccompile.ranges.pool import SURE, Known
 from tccompile.runtime.session import Session
+from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tests.ranges import models
@@ -324,6 +330,25 @@ def test_dimensions_that_are_so_many_times_another(tall, told):
     says = r"axis 2 of 'image' is (1 \+ )?(4 \* h|h \* 4)( \+ 1)?, here .*, and not 4; it was compiled for"
     with pytest.raises(InputError, match=says):
         session.run(None, {"x": given["x"], "image": given["image"][:, :, :4]})
+
+
+def test_a_softmax_over_an_open_axis_that_is_padded_at_some_sizes_only():
+    """... has code for all of them, which does not rely on padding"""
+    (tokens,) = opened((Size("tokens", 18, 31),))
+    made = {name: dense(name, (4, tokens, tokens), dtype) for name, dtype in (("x", DType.F32), ("y", DType.F16))}
+    op = Softmax(nodes=("Softmax",), x="x", y="y", axis=2)
+    program, kernel = Program((), (), made, {}, (op,)), SoftmaxKernel()
+    (launch,) = kernel.work(op, program, {"threads": 4, "rows": 1, "shared": 0}, ARCHS["sm_90a"]).launches
+    assert not dict(launch.code.params)["whole"]
+
+
+def test_an_input_whose_copy_has_its_shape_at_one_size_only():
+    n = Net(x=(np.float32, ("tokens", 24)))
+    scores = n("MatMul", "x", n("Transpose", "x", perm=[1, 0]))
+    model = n.out(n("MatMul", n("Mul", n("Softmax", scores, axis=-1), scores), "x")).model()
+    options = Options(archs=("sm_90a",), ranges=as_sizes({"tokens": (18, 31)}))
+    (found, *_), _ = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert not uncopied(found.at(opened(found.box)))
 
 
 def test_sums_are_told_from_shapes():
