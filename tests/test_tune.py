@@ -27,7 +27,7 @@ from tccompile.ir.storage import from_storage
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
-from tccompile.kernels.spec import I32, Config, Launch, Ptr, Work, code
+from tccompile.kernels.spec import I32, Config, Function, Kernel, Launch, Ptr, Work, code
 from tccompile.options import Options
 from tccompile.pipeline import to_builds, to_program
 from tccompile.plan.file import MAGIC
@@ -230,7 +230,7 @@ SPEEDS = {"first": 40.0, "fast": 10.0, "wrong": 1.0, "slow": 90.0}
 """Microseconds of each kernel, in the order of its estimates."""
 
 
-class Toy:
+class Toy(Kernel):
     """y = x + w in float32; one candidate is fast and wrong."""
 
     name, realises, tensor_cores = "toy", Pointwise, False
@@ -248,6 +248,9 @@ class Toy:
         x, w = (view.tensor for view in op.views)
         args = (Ptr(x), Ptr(w), Ptr(op.y), I32(program.tensors[op.y].span))
         return Work((Launch(code("toy", **config), (1, 1, 1), 32, args),), scratch=256)
+
+    def build(self, arch: Arch, **params: object) -> Function:
+        raise AssertionError("nothing is compiled")
 
 
 class TimedApi(FakeApi):
