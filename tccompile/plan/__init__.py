@@ -1,4 +1,4 @@
 """The plan file: its dataclasses, bytes, limits and checks."""
 
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 """Of what is in a plan's file: it grows with every change of that."""
