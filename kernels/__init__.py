@@ -17,6 +17,7 @@ from tccompile.kernels.depthwise_bytes import DepthwiseBytes
 from tccompile.kernels.depthwise_bytes_sm90 import DepthwiseBytesSm90
 from tccompile.kernels.depthwise_mma import DepthwiseMma
 from tccompile.kernels.depthwise_sm90 import DepthwiseSm90
+from tccompile.kernels.expand_sm90 import ExpandSm90
 from tccompile.kernels.gemm_mma import MMA
 from tccompile.kernels.gemm_simt import SIMT
 from tccompile.kernels.gemm_sm90 import HOPPER
@@ -30,6 +31,7 @@ from tccompile.kernels.norm_team import NormTeam
 from tccompile.kernels.pair_sm90 import PairSm90
 from tccompile.kernels.pointwise import PointwiseKernel
 from tccompile.kernels.pool import PoolKernel
+from tccompile.kernels.prologue_sm90 import PrologueSm90
 from tccompile.kernels.reduce import ReduceKernel
 from tccompile.kernels.resize import ResizeKernel
 from tccompile.kernels.rnn import RNN
@@ -38,6 +40,7 @@ from tccompile.kernels.scatter import ScatterKernel
 from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import Family, Joint, Kernel
+from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.kernels.suppress import SuppressKernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.kernels.trees import TreesKernel
@@ -84,7 +87,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-JOINTS: tuple[Joint, ...] = (PairSm90(),)
+JOINTS: tuple[Joint, ...] = (PairSm90(), ExpandSm90(), PrologueSm90(), SqueezeExcite())
 
 
 def kernel(name: str) -> Kernel:

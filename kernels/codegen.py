@@ -24,6 +24,9 @@ COMPUTE = {DType.F32: "f32", DType.I64: "i64", DType.BOOL: "boolean"}
 APPROXIMATE = ("sigmoid", "silu", "swish", "mish", "hard_swish", "softsign", "gelu", "gelu_tanh", "elu", "selu", "celu")
 """Functions whose divisions need not be exact to the last bit: `a / b` is `quick_div` in them."""
 
+RECIPROCAL = ("sigmoid", "silu", "swish")
+"""Those that divide by 1 + exp(x): `a / b` is a times the reciprocal, by one instruction, and `exp` is `quick_exp`."""
+
 COARSE = {name: f"coarse_{name}" for name in ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh")}
 """Functions where 8 bits are stored of what is made of them: errors of some 3e-4 of x are far below a step. They take half of a
 factor as well, which they multiply by anyway."""
@@ -294,7 +297,8 @@ class Lines:
                 return self.let(f"{a} {_COMPARE[type(op)]} {b}"), DType.BOOL
             case ast.Call(ast.Name(name), args):
                 given = [self._node(a, env, like, division) for a in args]
-                return self._builtin(name, [g[0] for g in given], given[-1][1])
+                quick = "quick_exp" if name == "exp" and division == "over" else name
+                return self._builtin(quick, [g[0] for g in given], given[-1][1])
         raise AssertionError(f"a function's body has {ast.dump(node)}")
 
     def _builtin(self, name: str, args: list[str], dtype: DType) -> tuple[str, DType]:
@@ -326,7 +330,7 @@ _BINARY: dict[type, str] = {
 
 def _division(fn: str) -> str:
     """What `a / b` is in a function, beside the operator."""
-    return "quick_div" if fn in APPROXIMATE else ""
+    return "over" if fn in RECIPROCAL else "quick_div" if fn in APPROXIMATE else ""
 
 
 def _binary(op: type, a: str, b: str, dtype: DType, division: str = "") -> str:

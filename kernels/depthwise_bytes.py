@@ -8,7 +8,7 @@ the right pixel moved on by the stride. A four is 4 channels of a pixel, so that
 Nothing is moved before it is multiplied: lane (g, t) of 8 × 4 has of a product's bytes those of pixel t of column g, and of 4
 pixels further, which it reads from memory as vectors of neighbouring channels: two words are a product's 8. Of the sums it has
 one channel, of two columns' four pixels. Once they are bytes, four lanes with neighbouring channels exchange them, so that each
-stores one pixel.
+has one pixel; of two products' channels it stores 8 at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import BYTES, filter_of, image, image_strides, pair, place, unrolled
 from tccompile.kernels.depthwise_sm90_walk import constant
 from tccompile.kernels.loops import refusal, vectors
-from tccompile.kernels.ptx.atoms import atoms
+from tccompile.kernels.ptx.atoms import FROM, atoms
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
@@ -99,10 +99,11 @@ def functions(params: Value, form: epilogue.Form, space: str) -> tuple[dict[str,
         "results": stored.function,
         "read_byte": intrinsic("ptx.memory.load_bytes", 1),
         "multiply": intrinsic("ptx.mma.warp_multiply_sparse", ATOM, "s8", OPERANDS[params["x"]]),
+        "float_from": intrinsic("ptx.simt.float_from"),
         "shifted": intrinsic("ptx.simt.shifted"),
         "shuffle": intrinsic("ptx.simt.shuffle_int"),
         "permute": intrinsic("ptx.simt.permute"),
-        "put": intrinsic("ptx.memory.store", DType.I32, form.y.dtype.size, True, space),
+        "put": intrinsic("ptx.memory.store", DType.I32, form.y.dtype.size * params["lanes"] // EACH, True, space),
         "wait_for_earlier_grids": intrinsic("ptx.hopper.wait_for_earlier_grids"),
         "let_later_grids_start": intrinsic("ptx.hopper.let_later_grids_start"),
     }
@@ -214,8 +215,9 @@ def products_of(down: int, parts: int) -> list[tuple[Half, Half | None]]:
 class Text:
     """The kernel's source. x, y: (N, H, W, C), w: (R, S, C).
 
-    A warp: the rectangles from 8 · octet on, `rows` by 2 pixels each, by `lanes` channels from c on. Of the products side by
-    side, number j has words 2j and 2j + 1 of a lane's vector, and of its sums lane (g, t) has channel `first{j}`.
+    A warp: the rectangles from 8 · octet on, `rows` by 2 pixels each, by `lanes` channels from c on. Of two products side by
+    side, number j has words j and j + 2 of a lane's vector, and of its sums lane (g, t) has channel `first{j}`: both products'
+    channels of a lane are neighbours.
     """
 
     def __init__(self, params: Value, y: DType) -> None:
@@ -243,8 +245,8 @@ class Text:
                 for p in range(self.rows)
                 for line in self.row(
                     p,
-                    f"to + i64(i32(i32({p}) * yh)) * i64({self.y.size}) + i64({{}})",
-                    f"i32(i32({p} < ends) & within(i32(channel + i32({{}})), i32(0), y_padded))",
+                    f"to + i64(i32(i32({p}) * yh)) * i64({self.y.size})",
+                    f"i32({p} < ends)",
                 )
             ),
         ]
@@ -262,7 +264,7 @@ class Text:
         ]
         for j in self.eights:
             out += [
-                f"first{j} = i32(c + i32({EACH * j}) + upper * i32({EACH // 2}) + (g & i32(3)))",
+                f"first{j} = i32(c + upper * i32({self.lanes // 2}) + i32({EACH // 2 * j}) + (g & i32(3)))",
                 f"known = i32(within(first{j}, i32(0), w_padded) & mine)",
                 f"filters = w + i64(first{j})",
                 f"kept{j} = kept(first{j}, e)",
@@ -293,8 +295,8 @@ class Text:
             "rectangle = i32(octet * i32(8) + t * i32(2) + ((g >> i32(1)) & i32(1)))",
             *place(f"i32({self.rows})", COLUMNS),
             "q = i32(q0 + (g & i32(1)))",
-            f"channel = i32(c + upper * i32({EACH // 2}))",
-            "stored = i32(within(rectangle, i32(0), rectangles) & within(q, i32(0), Q))",
+            f"channel = i32(c + upper * i32({self.lanes // 2}))",
+            "stored = i32(within(rectangle, i32(0), rectangles) & within(q, i32(0), Q) & within(channel, i32(0), y_padded))",
             "ends = select(stored != 0, i32(P - p0), i32(0))",
             f"to = y + (i64(n) * i64(yn) + i64(i32(i32(p0 * yh) + i32(q * yw))) + i64(channel)) * i64({self.y.size})",
         ]
@@ -323,23 +325,21 @@ class Text:
         return out
 
     def row(self, p: int, to: str, there: str) -> list[str]:
-        """A row of y: its sums, what becomes of them, and the stores: to where, by the first one's bytes before, and whether the
-        lane stores, by its channels before."""
+        """A row of y: its sums, what becomes of them, and the store: to where, and whether the lane stores."""
         out = list[str]()
         for j in self.eights:
-            sums = "i32(0), i32(0), i32(0), i32(0)"
+            sums = ", ".join([f"i32({FROM})"] * 4)
             for m, halves in enumerate(self.products):
                 weights = ", ".join(f"a{word}_{m}_{j}" for word in range(4))
                 places = [half or halves[0] for half in halves]  # what weights of 0 are multiplied by makes no difference
-                pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for r, part in places for k in (2 * j, 2 * j + 1))
+                pixels = ", ".join(f"x{p * self.step + r}_{part}[{k}]" for r, part in places for k in (j, j + len(self.eights)))
                 out.append(f"s0, s1, s2, s3 = multiply({sums}, {weights}, {pixels}, which)")
                 sums = "s0, s1, s2, s3"
             # Sums of both columns for the left pixels, then for the right ones: results in the order of the pixels.
-            out.append(f"v = results((f32(s0), f32(s2), f32(s1), f32(s3)), kept{j}, first{j}, e)")
+            out.append(f"v = results((float_from(s0), float_from(s2), float_from(s1), float_from(s3)), kept{j}, first{j}, e)")
             out += self._halves(j) if self.y is DType.F16 else self._bytes(j)
-            words = f"u{j}, v{j}" if self.y is DType.F16 else f"u{j}"
-            out.append(f"put({to.format(EACH * j * self.y.size)}, {words}, {there.format(EACH * j)})")
-        return out
+        words = ", ".join(f"u{j}, v{j}" if self.y is DType.F16 else f"u{j}" for j in self.eights)
+        return [*out, f"put({to}, {words}, {there})"]
 
     def _bytes(self, j: int) -> list[str]:
         """Of four lanes' words, of four pixels each, the lane's own pixel."""

@@ -1,9 +1,10 @@
 """Depthwise convolution of bytes by weights in bytes on Hopper: as depthwise_bytes.py, of pixels in shared memory.
 
 A warp of that kernel reads 16 bytes of some twenty pixels at once, and stores as few of each: where pixels have many channels,
-that takes a line of the L1 cache and a half of a sector for each. So here a block has the copy engine bring a box of x, whose
-zeros outside the image are the padding, and store a box of y. Its blocks are small, so that a multiprocessor holds several: while
-some wait for boxes, others multiply. A warp has the same channels in all its rectangles.
+that takes a line of the L1 cache and a half of a sector for each. So here a block has the copy engine bring boxes of x, whose
+zeros outside the image are the padding, and store boxes of y. A block has one tile after the other of the same channels, so that
+it reads weights once; the next tiles' boxes come while it multiplies, and the last one's leaves. A multiprocessor holds several
+blocks: while some wait, others multiply. A warp has the same channels in all its rectangles.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.expr import walk
+from tccompile.ir.extent import ceil_div, hint, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import divider
+from tccompile.kernels.codegen import APPROXIMATE, divider
 from tccompile.kernels.depthwise import filter_of, image, unrolled
 from tccompile.kernels.depthwise_bytes import COLUMNS, EACH, POSITIONS, Text, functions, parts_of, products_of, unfit
 from tccompile.kernels.depthwise_sm90_walk import constant, elsewhere
@@ -29,10 +32,14 @@ from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, 
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic, parameters
 
 CHANNELS = (32, 48, 80, 96, 112, 144, 160)
-"""Of a box: an odd number of 16 bytes, of which pixels lie in other banks, or twice that."""
+"""Of a box: an odd number of 16 bytes, of which pixels lie in other banks, or twice that; or as many as a pixel has, if
+these are no other multiple of 16 bytes."""
 
 WASTED = 1.13
 """How many channels boxes may have in all, by the least."""
+
+SECTOR = 32
+"""Bytes of the L2 cache that come together."""
 
 NARROW = 14
 """Columns that are not shared out among blocks."""
@@ -43,7 +50,7 @@ ROWS = (4, 7)
 SIDE_BY_SIDE = (1, 2, 4)
 """Images of a block, whole ones, so that rectangles fill octets."""
 
-MOST_WARPS = 8
+MOST_WARPS = 16
 """Of a block, unless its channels are more."""
 
 ALIGNED = 128
@@ -57,6 +64,8 @@ class Tile:
     taps, stride  of the filter, the same along both axes
     channels      of a box; lanes: those of a warp
     columns       of y, an even number; rows: of a rectangle; bands: rectangles one below the other; images
+    along         warps of the same channels
+    stages        boxes of x that shared memory holds
     size          bytes of a result
     """
 
@@ -68,6 +77,8 @@ class Tile:
     rows: int
     bands: int
     images: int
+    along: int
+    stages: int
     size: int
 
     @property
@@ -97,12 +108,27 @@ class Tile:
     def beyond(self) -> int:
         """Bytes that are read behind a row of x, by weights that are 0."""
         positions = POSITIONS * parts_of(self.taps, self.stride)
-        return max(0, positions - self.taps - self.stride) * self.channels
+        return max(0, positions - self.taps - self.stride) * self.pitch
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from pixel to pixel of what is multiplied."""
+        return self.channels
+
+    @property
+    def box(self) -> int:
+        """Bytes from a box of x to the next one."""
+        return round_up(self.copied + self.beyond, ALIGNED)
+
+    @property
+    def barriers(self) -> int:
+        """Bytes before the barriers of the boxes of x: two boxes of y, and those of x."""
+        return 2 * self.results + self.stages * self.box
 
     @property
     def smem(self) -> int:
         """Bytes to ask for: 1 KiB more than used, since they begin at a multiple of it."""
-        return self.results + round_up(self.copied + self.beyond, 8) + 8 + KIB
+        return self.barriers + 8 * self.stages + KIB
 
     @property
     def pairs(self) -> int:
@@ -122,16 +148,17 @@ class Tile:
         return self.channels // self.lanes
 
     @property
-    def along(self) -> int:
-        """Warps of the same channels."""
-        return max(1, min(MOST_WARPS // self.groups, self.octets))
-
-    @property
     def threads(self) -> int:
         return 32 * self.groups * self.along
 
 
-CHOSEN = ("channels", "lanes", "columns", "rows", "bands", "images")
+HOPPER = (
+    "base", "uniform", "barrier_init", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",
+    "fence_copies", "copy_box4", "store_box4",
+)  # fmt: skip
+"""Instructions that the text calls by their own names."""
+
+CHOSEN = ("channels", "lanes", "columns", "rows", "bands", "images", "along", "stages")
 
 PARAMS = ("taps", "stride", *CHOSEN, "size")
 
@@ -157,23 +184,53 @@ def _tiles(op: Op, program: Program, arch: Arch) -> Iterator[Tile]:
     n, c, p, q = image(program.op_shape(op))
     c = max(c, program.tensors[op.y].padded[1])
     (taps, _), stride = unrolled(op, program)
-    least = min(round_up(c, channels) for channels in CHANNELS)
-    widths = [w for w in CHANNELS if round_up(c, w) <= WASTED * least]
+    fewest = min(round_up(c, channels) for channels in CHANNELS)
+    widths = {w for w in CHANNELS if round_up(c, w) <= WASTED * fewest}
+    if c % 16 == 0 and c % 64 and c <= MOST_WARPS * LANES[taps, stride]:
+        widths.add(c)
     across = sorted({round_up(ceil_div(q, parts), COLUMNS) for parts in (1, 2, 4, 8) if q > NARROW * (parts - 1)})
-    down = sorted({(min(p, rows), bands) for rows in ROWS for bands in (1, 2) if rows * bands < p + rows})
-    for channels, columns, (rows, bands) in product(widths, across, down):
+    down = sorted({(min(p, rows), bands) for rows in ROWS for bands in (1, 2, 4) if rows * bands < p + rows})
+    for channels, columns, (rows, bands) in product(sorted(widths), across, down):
         beside = next((i for i in SIDE_BY_SIDE if i * bands * columns // COLUMNS >= 8), SIDE_BY_SIDE[-1])
         images = min(beside, n) if rows * bands >= p else 1
-        chosen = (channels, LANES[taps, stride], columns, rows, bands, images)
-        tile = tile_of(op, program, dict(zip(CHOSEN, chosen, strict=True)))
-        if tile.smem <= arch.smem_sm // 2 - KIB and tile.columns_in <= 256:
-            yield tile
+        octets = ceil_div(images * bands * ceil_div(columns, COLUMNS), 8)
+        groups = channels // LANES[taps, stride]
+        for along in sorted({ceil_div(octets, turns) for turns in (1, 2, 3, 4)}):
+            if not (2 <= groups * along <= MOST_WARPS or along == 1):
+                continue
+            for stages in (2, 3):
+                chosen = (channels, LANES[taps, stride], columns, rows, bands, images, along, stages)
+                tile = tile_of(op, program, dict(zip(CHOSEN, chosen, strict=True)))
+                if tile.smem <= arch.smem_sm // 2 - KIB and tile.columns_in <= 256:
+                    yield tile
 
 
 def tile_of(op: Op, program: Program, config: Config) -> Tile:
     assert isinstance(op, Conv)
     chosen, size = {name: config[name] for name in CHOSEN}, program.tensors[op.y].dtype.size
     return Tile(taps=filter_of(program.tensors[op.w])[0], stride=op.strides[0], size=size, **chosen)
+
+
+class Shares(NamedTuple):
+    """Boxes of channels, tiles of each, and the blocks that share these."""
+
+    chunks: int
+    tiles: int
+    parts: int
+
+
+def shares(op: Op, program: Program, tile: Tile, held: int, arch: Arch) -> Shares:
+    """held: blocks of a multiprocessor."""
+    assert isinstance(op, Conv)
+    n, c, p, q = image(program.op_shape(op))
+    chunks = ceil_div(max(c, program.tensors[op.y].padded[1]), tile.channels)
+    tiles = ceil_div(q, tile.columns) * ceil_div(p, tile.height) * ceil_div(n, tile.images)
+    return Shares(chunks, tiles, least(tiles, max(1, arch.sms * held // chunks)))
+
+
+def most_held(tile: Tile, registers: int, arch: Arch) -> int:
+    """Blocks that a multiprocessor has room for."""
+    return min(arch.smem_sm // (tile.smem + KIB), LANE_REGISTERS // (tile.threads * registers), arch.blocks_sm)
 
 
 class DepthwiseBytesSm90(TextKernel):
@@ -201,28 +258,33 @@ class DepthwiseBytesSm90(TextKernel):
 
     def configs(self, op: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """Those of least estimated cost."""
-        every = ({name: getattr(tile, name) for name in CHOSEN} for tile in _tiles(op, program, arch))
+        every = (
+            {
+                "held": max(1, most_held(tile, REGISTERS[tile.taps, tile.stride], arch)),
+                **{name: getattr(tile, name) for name in CHOSEN},
+            }
+            for tile in _tiles(op, program, arch)
+        )
         yield from sorted(every, key=lambda config: self.cost(op, program, config, arch))[:MOST_CONFIGS]
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         own, tile = measured(arch).depthwise_bytes_sm90, tile_of(op, program, config)
-        of_row = tile.lanes // EACH * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))
-        blocks, clock = self._blocks(op, program, tile), arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
-        busy = blocks * tile.groups * tile.octets * tile.rows * of_row / (4 * arch.sms * clock)
-        # A warp's products come one after the other; blocks beyond those that a multiprocessor holds come in turns.
-        registers = LANE_REGISTERS // (tile.threads * REGISTERS[tile.taps, tile.stride])
-        held = max(1, min(arch.smem_sm // (tile.smem + KIB), registers, arch.blocks_sm))
-        alone = ceil_div(blocks, arch.sms * held) * ceil_div(tile.octets, tile.along) * tile.rows * of_row / clock
-        results = math.prod(program.op_shape(op)) / (LANES_ABREAST * arch.sms * clock)
-        halves = own.half * results if tile.size > 1 else 0.0
-        return own.start_us + own.moving * traffic_us(op, program, arch) + own.product * busy + own.alone * alone + halves
-
-    @staticmethod
-    def _blocks(op: Op, program: Program, tile: Tile) -> int:
-        assert isinstance(op, Conv)
-        n, c, p, q = image(program.op_shape(op))
-        chunks = ceil_div(max(c, program.tensors[op.y].padded[1]), tile.channels)
-        return chunks * ceil_div(q, tile.columns) * ceil_div(p, tile.height) * ceil_div(n, tile.images)
+        (chunks, tiles, parts), clock = (
+            shares(op, program, tile, config["held"], arch),
+            arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms,
+        )
+        turns = ceil_div(tiles, parts)
+        # Cycles of a row of 128 results: products come one after the other, and so do a warp's rows and a block's tiles.
+        row = 20 + 9 * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))
+        rows = tile.rows * tile.lanes // EACH
+        busy = own.busy * turns * ceil_div(chunks * parts, arch.sms) * tile.groups * tile.octets * rows * row / 4
+        alone = turns * (own.tile_us * clock + own.alone * ceil_div(tile.octets, tile.along) * rows * row)
+        whole, sectors = tile.channels >= program.tensors[op.y].padded[1], tile.channels % SECTOR == 0
+        more = 0.0 if whole else own.apart if sectors else own.straddling
+        moving = own.moving * (1 + more) * traffic_us(op, program, arch)
+        results = hint(math.prod(program.op_shape(op))) / (LANES_ABREAST * arch.sms * clock)
+        curved = own.half * results if tile.size > 1 and any(e.fn in APPROXIMATE for e in walk(op.epilogue.expr)) else 0.0
+        return own.start_us + math.cbrt((busy / clock) ** 3 + (alone / clock) ** 3 + moving**3) + curved
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
@@ -230,20 +292,19 @@ class DepthwiseBytesSm90(TextKernel):
         if 0 in y.shape:
             return Work(())
         tile, spec = tile_of(op, program, config), epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
-        _, c, p, q = image(y.shape)
-        chunks, across, down = (
-            ceil_div(n, of) for n, of in ((max(c, y.padded[1]), tile.channels), (q, tile.columns), (p, tile.height))
-        )
+        chunks, tiles, parts = shares(op, program, tile, config["held"], arch)
+        across, down = (ceil_div(n, of) for n, of in zip(y.shape[:1:-1], (tile.columns, tile.height), strict=True))
         numbers = (
-            *(chunks, *divider(chunks), across, *divider(across), down, *divider(down)),
+            *(chunks, *divider(chunks), parts, tiles),
+            *(across, *divider(across), down, *divider(down)),
             *(op.pads[0], op.pads[1], w.strides[2], w.strides[3], w.padded[0]),
         )
         launch = Launch(
             code(
-                self.name, x=x.dtype.value, **{name: getattr(tile, name) for name in PARAMS},
+                self.name, x=x.dtype.value, **{name: getattr(tile, name) for name in PARAMS}, held=config["held"],
                 ahead=constant(op, program), epilogue=spec.params,
             ),
-            grid=(self._blocks(op, program, tile), 1, 1),
+            grid=(chunks * parts, 1, 1),
             block=tile.threads,
             args=(
                 image_map(x, x.shape[1], (tile.channels, tile.columns_in, tile.rows_in, tile.images), 0),
@@ -259,20 +320,20 @@ class DepthwiseBytesSm90(TextKernel):
         scope, kinds = functions(params, form, "shared")
         scope["read"] = intrinsic("ptx.memory.read_words", tile.lanes // 4, "shared")
         scope["boxes_read"] = intrinsic("ptx.hopper.boxes_read", 0)
-        hopper = (
-            "base", "uniform", "barrier_init", "barrier_expect", "barrier_wait", "fence_barrier_init", "prefetch_map",
-            "fence_copies", "copy_box4", "store_box4",
-        )  # fmt: skip
-        scope |= {name: intrinsic(f"ptx.hopper.{name}") for name in hopper}
+        scope |= {name: intrinsic(f"ptx.hopper.{name}") for name in HOPPER}
         signature = {**parameters("map", "map_x, map_y"), "w": "address", **parameters("int", NUMBERS), "e": kinds}
-        return KernelText(signature, _Text(params, tile, form.y.dtype).lines(), scope, tile.threads)
+        return KernelText(signature, Walking(params, tile, form.y.dtype).lines(), scope, tile.threads, params["held"])
 
 
-NUMBERS = "chunks, chunks_m, chunks_s, across, across_m, across_s, down, down_m, down_s, ph, pw, wr, ws, w_padded"
+NUMBERS = "chunks, chunks_m, chunks_s, parts, tiles, across, across_m, across_s, down, down_m, down_s, ph, pw, wr, ws, w_padded"
 
 
-class _Text(Text):
-    """The kernel's source. Shared memory: y [image][row][column][channel], x likewise, and a barrier for x."""
+class Walking(Text):
+    """The kernel's source. Shared memory: two boxes of y [image][row][column][channel], boxes of x likewise, and a barrier for
+    each of these."""
+
+    of_x = "c0"
+    """A box's first channel."""
 
     def __init__(self, params: Value, tile: Tile, y: DType) -> None:
         whole = {"rows": tile.rows, "lanes": tile.lanes, "taps": (tile.taps, tile.taps), "stride": tile.stride}
@@ -284,80 +345,141 @@ class _Text(Text):
         return [
             "tid = i32(cuda.threadIdx.x)",
             "warp, g, t = uniform(i32(tid >> i32(5))), (tid >> i32(2)) & i32(7), tid & i32(3)",
-            "out = base()",
-            f"slab = i32(out + i32({tile.results}))",
-            f"full = i32(slab + i32({round_up(tile.copied + tile.beyond, 8)}))",
+            "staged = base()",
+            f"ring = i32(staged + i32({2 * tile.results}))",
+            f"full = i32(staged + i32({tile.barriers}))",
             "if tid == 0:",
-            "    barrier_init(full, i32(1))",
+            *(f"    barrier_init(i32(full + i32({8 * stage})), i32(1))" for stage in range(tile.stages)),
             "    fence_barrier_init()",
             "    prefetch_map(map_x)",
             "    prefetch_map(map_y)",
             "cuda.syncthreads()",
-            "block = i32(cuda.blockIdx.x)",
-            "strip = divide(block, chunks_m, chunks_s)",
-            f"c0 = i32((block - strip * chunks) * i32({tile.channels}))",
-            "band = divide(strip, across_m, across_s)",
-            f"q0 = i32((strip - band * across) * i32({tile.columns}))",
-            "n0 = divide(band, down_m, down_s)",
-            f"p0 = i32((band - n0 * down) * i32({tile.height}))",
-            f"n0 = i32(n0 * i32({tile.images}))",
+            "part = divide(i32(cuda.blockIdx.x), chunks_m, chunks_s)",
+            f"c0 = i32((i32(cuda.blockIdx.x) - part * chunks) * i32({tile.channels}))",
             *([] if self.early else ["wait_for_earlier_grids()"]),
             "if warp == i32(0):",
             *(["    wait_for_earlier_grids()"] if self.early else []),
             "    let_later_grids_start()",
             "    if tid == 0:",
-            f"        barrier_expect(full, i32({tile.copied}))",
-            f"        copy_box4(slab, map_x, full, c0, i32(q0 * i32({tile.stride}) - pw), i32(p0 * i32({tile.stride}) - ph), n0)",
-            f"along = divide(warp, {_over(tile.groups)})",
+            "        asked, turn = part, i32(0)",
+            f"        while turn < i32({tile.stages}):",
+            *indented(self._ask(), 3),
+            "            asked, turn = i32(asked + parts), i32(turn + i32(1))",
+            f"along = divide(warp, {over(tile.groups)})",
             f"own = i32((warp - along * i32({tile.groups})) * i32({tile.lanes}))",
             "c = i32(c0 + own)",
             "upper = g >> i32(2)",
             *self.weights(),
-            "barrier_wait(full, i32(0))",
-            "octet = along",
+            "number, turn, parity, side = part, i32(0), i32(0), i32(0)",
+            "while number < tiles:",
+            *indented(self._tile()),
+            "if tid == 0:",
+            "    boxes_read()",
+        ]
+
+    def _ask(self) -> list[str]:
+        """Has the copy engine bring a tile's box of x, if there is such a tile."""
+        tile = self.tile
+        return [
+            "if asked < tiles:",
+            *indented(self._find("asked")),
+            "    barrier = i32(full + turn * i32(8))",
+            f"    barrier_expect(barrier, i32({tile.copied}))",
+            f"    into = i32(ring + turn * i32({tile.box}))",
+            f"    left, top = i32(q0 * i32({tile.stride}) - pw), i32(p0 * i32({tile.stride}) - ph)",
+            f"    copy_box4(into, map_x, barrier, {self.of_x}, left, top, n0)",
+        ]
+
+    def _find(self, number: str) -> list[str]:
+        """A tile's place."""
+        tile = self.tile
+        return [
+            f"band = divide({number}, across_m, across_s)",
+            f"q0 = i32(({number} - band * across) * i32({tile.columns}))",
+            "n0 = divide(band, down_m, down_s)",
+            f"p0 = i32((band - n0 * down) * i32({tile.height}))",
+            f"n0 = i32(n0 * i32({tile.images}))",
+        ]
+
+    def _tile(self) -> list[str]:
+        """A tile's results, while the boxes of later ones come and those of the one before leave."""
+        tile = self.tile
+        return [
+            f"slab, out = i32(ring + turn * i32({tile.box})), i32(staged + side * i32({tile.results}))",
+            "barrier_wait(i32(full + turn * i32(8)), parity)",
+            *self._octets(),
+            "if tid == 0:",
+            *indented(self._find("number")),
+            "    store_box4(map_y, out, c0, q0, p0, n0)",
+            *indented(self._ask_next()),
+            *self._on(),
+        ]
+
+    def _octets(self) -> list[str]:
+        """A tile's results, to shared memory."""
+        tile = self.tile
+        spare = tile.threads > 32 * tile.groups * tile.along  # warps that have none
+        straight = tile.octets == tile.along and not spare
+        loop = [
+            f"octet = select(along < i32({tile.along}), along, i32({tile.octets}))" if spare else "octet = along",
             f"while octet < i32({tile.octets}):",
             *indented(self._octet()),
             f"    octet = i32(octet + i32({tile.along}))",
+        ]
+        return [
+            *(["octet = along", *self._octet()] if straight else loop),
             "fence_copies()",
-            "cuda.syncthreads()",
+            # The box of y before this one must have been read before the next tile's comes to its place.
             "if tid == 0:",
-            "    store_box4(map_y, out, c0, q0, p0, n0)",
             "    boxes_read()",
+            "cuda.syncthreads()",
+        ]
+
+    def _ask_next(self) -> list[str]:
+        """Has the copy engine bring the box that comes to the place of this tile's."""
+        return [f"asked = i32(number + parts * i32({self.tile.stages}))", *self._ask()]
+
+    def _on(self) -> list[str]:
+        """To the next tile."""
+        return [
+            "number, side, turn = i32(number + parts), i32(side ^ i32(1)), i32(turn + i32(1))",
+            f"if turn == i32({self.tile.stages}):",
+            "    turn, parity = i32(0), i32(parity ^ i32(1))",
         ]
 
     def _octet(self) -> list[str]:
         """The rows of y of eight rectangles. One too many reads what the last one does, and is not stored."""
         tile = self.tile
-        line_in, line_out = tile.columns_in * tile.channels, tile.columns * tile.channels * tile.size
+        line_in, line_out = tile.columns_in * tile.pitch, tile.columns * tile.channels * tile.size
         out = [
             "rectangle = i32(octet * i32(8) + t * i32(2) + ((g >> i32(1)) & i32(1)))",
             f"stored = within(rectangle, i32(0), i32({tile.rectangles}))",
             *self._place(),
             f"to = i32(out + i32(its_band * i32({tile.rows * line_out})))",
             f"pixel = i32(i32(its_pair * i32({COLUMNS})) + (g & i32(1)))",
-            f"to = i32(to + i32(i32(pixel * i32({tile.channels})) + own + upper * i32({EACH // 2})) * i32({tile.size}))",
+            f"to = i32(to + i32(i32(pixel * i32({tile.channels})) + own + upper * i32({tile.lanes // 2})) * i32({tile.size}))",
             "rectangle = i32(octet * i32(8) + g)",
             f"rectangle = select(rectangle < i32({tile.rectangles}), rectangle, i32({tile.rectangles - 1}))",
             *self._place(),
-            f"image = divide(its_band, {_over(tile.bands)})",
+            f"image = divide(its_band, {over(tile.bands)})",
             f"band = i32((its_band - image * i32({tile.bands})) * i32({tile.rows * tile.stride}))",
             f"line = i32(i32(image * i32({tile.rows_in})) + band)",
             f"pixel = i32(i32(its_pair * i32({COLUMNS * tile.stride})) + t)",
-            f"at = i32(i32(slab + own) + i32(i32(line * i32({line_in})) + i32(pixel * i32({tile.channels}))))",
+            f"at = i32(i32(slab + own) + i32(i32(line * i32({line_in})) + i32(pixel * i32({tile.pitch}))))",
         ]
         for i in range((tile.rows - 1) * tile.stride + tile.taps):
             for part in self.parts:
-                out.append(f"x{i}_{part} = read(i32(at + i32({i * line_in + part * POSITIONS * tile.channels})))")
-        return out + [line for p in range(tile.rows) for line in self.row(p, f"i32(to + i32({p * line_out} + {{}}))", "stored")]
+                out.append(f"x{i}_{part} = read(i32(at + i32({i * line_in + part * POSITIONS * tile.pitch})))")
+        return out + [line for p in range(tile.rows) for line in self.row(p, f"i32(to + i32({p * line_out}))", "stored")]
 
     def _place(self) -> list[str]:
         return [
-            f"its_band = divide(rectangle, {_over(self.tile.pairs)})",
+            f"its_band = divide(rectangle, {over(self.tile.pairs)})",
             f"its_pair = i32(rectangle - its_band * i32({self.tile.pairs}))",
         ]
 
 
-def _over(n: int) -> str:
+def over(n: int) -> str:
     """What `divide` takes of a number that the text knows."""
     multiplier, shift = divider(n)
     return f"i32({multiplier}), i32({shift})"

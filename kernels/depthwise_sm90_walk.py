@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 
 from tccompile.arch import KIB, Arch, Feature
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import Extent, ceil_div, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels.depthwise import filter_of, image
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Config
 
 WARPS = 8
@@ -87,7 +88,7 @@ class Walk:
         """Of x in a step."""
         return 2 * self.stride
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """Steps whose rows of x two rows of y see."""
         return ceil_div(self.stride + self.taps, self.rows)
@@ -97,17 +98,17 @@ class Walk:
         """Of 8 channels."""
         return self.channels // 8
 
-    @property
+    @cached_property
     def abreast(self) -> int:
         """Warps with the same columns."""
         return self.groups // self.each
 
-    @property
+    @cached_property
     def along(self) -> int:
         """Warps with the same channels."""
         return max(1, WARPS // self.abreast)
 
-    @property
+    @cached_property
     def warps(self) -> int:
         """That multiply."""
         return self.abreast * self.along
@@ -116,7 +117,7 @@ class Walk:
     def threads(self) -> int:
         return 32 * (self.warps + 1)
 
-    @property
+    @cached_property
     def columns(self) -> int:
         return 8 * self.strips * self.along
 
@@ -145,7 +146,7 @@ class Walk:
         """Bytes of a box of x: of all columns, or of the even or odd ones."""
         return self.steps * self.rows * self.line
 
-    @property
+    @cached_property
     def box(self) -> int:
         """Bytes from a box of x to the next one: they begin at multiples of 128."""
         return round_up(self.copied, 128)
@@ -154,7 +155,7 @@ class Walk:
     def slab(self) -> int:
         return self.stride * self.box
 
-    @property
+    @cached_property
     def beyond(self) -> int:
         """Bytes behind the ring that are read for columns of the last row that the image does not have."""
         pixels = self.columns + (self.taps - 1) // self.stride - self.width if self.images == 1 else 0
@@ -165,7 +166,7 @@ class Walk:
         """Bytes of a row of results."""
         return self.columns * self.pixel
 
-    @property
+    @cached_property
     def results(self) -> int:
         """Bytes of a slab's."""
         return self.steps * 2 * self.line_out
@@ -179,7 +180,7 @@ class Walk:
         most = min(arch.smem_block, arch.smem_sm // self.blocks - KIB)
         return next((n for n in range(STAGES, 1, -1) if self.smem(n) <= most), 0)
 
-    @property
+    @cached_property
     def products(self) -> list[tuple[Tap, ...]]:
         """A step's taps that one instruction multiplies: 4, or 2 in the end; of an odd number the last one is there twice."""
         taps = [(i, s) for i in range(self.rows) for s in range(self.taps)]
@@ -197,14 +198,19 @@ class Walk:
 
     def live(self, age: int) -> list[int]:
         """The products that the two rows of y which began `age` steps before have a part in."""
-        return [k for k in range(len(self.products)) if any(w for row in self.weights(age, k) for w in row)]
+        return self._live[age]
+
+    @cached_property
+    def _live(self) -> list[list[int]]:
+        numbers = range(len(self.products))
+        return [[k for k in numbers if any(w for row in self.weights(age, k) for w in row)] for age in range(self.reach)]
 
     @property
     def spares(self) -> bool:
         """Whether rows of x are multiplied only for those rows of y that a block has: branches cost more if little is saved."""
         return self.steps == 1 and self.reach > 2
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """About what a thread needs: sums, weights, matrices of two strips, results of two, addresses."""
         weights = sum(len(self.products[k]) for age in range(self.reach) for k in self.live(age))
@@ -236,9 +242,15 @@ def elsewhere(arch: Arch) -> str | None:
 
 def walk_of(op: Op, program: Program, config: Config) -> Walk:
     assert isinstance(op, Conv)
-    taps, chosen = filter_of(program.tensors[op.w])[0], {name: config[name] for name in CHOSEN}
-    walk = Walk(taps=taps, stride=op.strides[0], width=0, **chosen)
-    return replace(walk, width=width(walk, image(program.op_shape(op))[3]))
+    taps, q = filter_of(program.tensors[op.w])[0], image(program.op_shape(op))[3]
+    made = _walk_of if isinstance(q, int) else _walk_of.__wrapped__
+    return made(taps, op.strides[0], q, *[config[name] for name in CHOSEN])
+
+
+@cache  # also since a walk remembers what was computed of it
+def _walk_of(taps: int, stride: int, q: Extent, *chosen: int) -> Walk:
+    walk = Walk(taps=taps, stride=stride, width=0, **dict(zip(CHOSEN, chosen, strict=True)))
+    return replace(walk, width=width(walk, q))
 
 
 def width(walk: Walk, q: int) -> int:
@@ -249,6 +261,7 @@ def width(walk: Walk, q: int) -> int:
     return round_up(needed, PATTERN) if walk.swizzle else needed
 
 
+@remembered
 def walks(op: Op, program: Program, arch: Arch) -> list[Walk]:
     """Those that fit: boxes hardly wider than the image, and the two largest numbers of blocks that there is room for."""
     assert isinstance(op, Conv)

@@ -86,6 +86,9 @@ absolute = instruction("abs.f32 $0, $1;", f32, f32, pure=True)
 quick_div = instruction("div.full.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a / b within 2 ulp: for functions that are not exact anyway."""
 
+over = instruction("{ .reg .f32 t; rcp.approx.ftz.f32 t, $2; mul.f32 $0, $1, t; }", f32, f32, f32, pure=True)
+"""a / b within some 2 ulp, for b that is no less than 1: nothing where b is beyond 2^126."""
+
 as_half = instruction("{ .reg .b16 t; cvt.rn.f16.f32 t, $1; cvt.f32.f16 $0, t; }", f32, f32, pure=True)
 """A float32 as it is read again where it has been stored in 16 bits."""
 
@@ -271,7 +274,7 @@ NAMES: dict[str, Any] = {
     **{n: getattr(math, n) for n in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "isnan")},
     "floor": floor, "ceil": ceil, "rint": rint, "absolute": absolute, "power": math.pow, "fmod": fmod, "isinf": isinf,
     "trunc_div": trunc_div, "floor_mod": floor_mod, "binade": binade, "quick_div": quick_div, "quick_exp": quick_exp,
-    "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
+    "over": over, "quick_tanh": quick_tanh, "as_half": as_half, "larger": larger, "ratio": ratio, "saturate": saturate,
     "rounded_within": rounded_within, "whole_within": whole_within, "bits_within": bits_within,
     # of any type
     "minimum": minimum, "maximum": maximum, "select": select, "within": within,

@@ -37,7 +37,7 @@ from tccompile.kernels.codegen import (
     unrounded,
 )
 from tccompile.kernels.remembered import remembered
-from tccompile.kernels.spec import I32, Arg, Ptr, Value
+from tccompile.kernels.spec import F32, I32, Arg, Ptr, Value
 from tccompile.kernels.text import DeviceText, Intrinsic, device_function, intrinsic
 
 BYTES = DType.I8, DType.U8
@@ -232,8 +232,7 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
         step = _small(access.strides[lane], access.tensor.name)
         args += [Ptr(access.tensor.name, access.offset * access.tensor.dtype.size), *more, I32(step)]
     target = Written(y.dtype, mode, y_rows, block == 1 and not _always(padded, channels), block > 1)
-    expr = _rounded_once(op.epilogue.expr) if isinstance(op, Conv | Gemm) else op.epilogue.expr
-    expr, scalars = lifted(coarse(unrounded(expr, y.dtype), y.dtype))
+    expr, scalars = _stored(op.epilogue.expr, y.dtype, isinstance(op, Conv | Gemm))
     form = Form(lanes, len(dims), target, tuple(loads), expr)
     if op.also is None:
         return EpilogueSpec(form, (*args, *scalars))
@@ -241,6 +240,13 @@ def describe(op: Op, program: Program, frame: Frame, lanes: int = 8) -> Epilogue
     assert (y.dtype, second.dtype.size) == (DType.F16, 1) and block == 1, f"{y.name}: bytes are stored beside halves only"
     beside, own = lifted(unrounded(op.also.expr, second.dtype))
     return EpilogueSpec(replace(form, also=(second.dtype, beside)), (*args, *scalars, Ptr(second.name), *y_args, *own))
+
+
+@remembered
+def _stored(expr: Expr, dtype: DType, product: bool) -> tuple[Expr, tuple[I32 | F32, ...]]:
+    """What an op's expression becomes where this is stored of it, and constants that are arguments."""
+    expr = _rounded_once(expr) if product else expr
+    return lifted(coarse(unrounded(expr, dtype), dtype))
 
 
 def _rounded_once(expr: Expr) -> Expr:

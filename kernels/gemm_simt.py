@@ -35,6 +35,7 @@ from tccompile.kernels.implicit_gemm import (
 )  # fmt: skip
 from tccompile.kernels.ptx.atoms import Atom, thread_atom
 from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Arg, Config, Counters, Function, Kernel, Launch, Ptr, Scratch, Work, code, traffic_us
 
 BK = 16
@@ -80,6 +81,7 @@ TILES = (Tile(128, 128, 16, 16), Tile(64, 64, 8, 8), Tile(128, 32, 32, 4), Tile(
 BY_SHAPE = {(t.bm, t.bn): t for t in TILES}
 
 
+@remembered
 def chunk_of(problem: Problem) -> int:
     """Elements that are loaded at once along K: 4 where x and w have neighbouring channels at aligned rows, else 1."""
     x, w = problem.x, problem.w

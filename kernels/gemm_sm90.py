@@ -11,14 +11,20 @@ operand, so operands are swapped, and a stage has 64 bytes of weights beside 128
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
 them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
 kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
-of a warpgroup alone while it multiplies the next stage (`Overlapped`). All that is counted in bytes of K is the same for all of
-them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
+of a warpgroup alone while it multiplies the next stage (`Overlapped`); those of a K of one stage are all. All that is counted in
+bytes of K is the same for all of them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no
+box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
 fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
-meet in a ring of `stages` buffers, each 128 bytes of K wide. With `split` > 1, the blocks of a cluster share one tile: each sums
-a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a fixed order.
+meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for, or, of 8 bits, so few that the next
+launch's blocks find room `beside` these, and have their weights when these end. With `split` > 1, the blocks of a cluster share
+one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a
+fixed order.
+
+With 2:4 weights whose sums are rough, two blocks of a cluster may have tiles of the same rows side by side: each copies half of
+the rows to both (`shared`).
 
 The kernel is put together from parts: `gemm_sm90_tile` has sizes, `gemm_sm90_copies` the tensor maps, `gemm_sm90_cost` estimates.
 
@@ -34,7 +40,6 @@ channel, of which a lane has two, is read before the products are there. Otherwi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from tccompile.arch import Arch
@@ -48,12 +53,16 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
+    SHARED,
     SWAPPED,
     TILES,
     Tile,
+    in_eights,
+    in_the_way,
     overlapping,
     resident,
     room_for,
+    shortened,
     sparse_tiles,
     swapped_rows,
     tile,
@@ -64,7 +73,8 @@ from tccompile.kernels.parts import tile_order
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
-from tccompile.kernels.spec import I32, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
+from tccompile.kernels.remembered import remembered
+from tccompile.kernels.spec import I32, Code, Config, Function, Launch, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8, *FLOAT8)
 """Of operands: both are halves, both integers of 8 bits, or both floats of 8 bits."""
@@ -94,7 +104,7 @@ def _results(t: Tile, batch: int, params: tuple[Value, ...]) -> Any:
     return Rows((t.bm, t.bn), t.columns, t.pitch, batch, t.staging, params)
 
 
-def _produce(producer: Any, constant: bool) -> Any:
+def _produce(producer: Any, constant: bool, shared: int) -> Any:
     """The device function of the thread that asks for copies: (maps, buffers, order, geometry, share, tiles).
 
     share   the stages of K that the block sums: the first one, and the one after the last
@@ -102,7 +112,7 @@ def _produce(producer: Any, constant: bool) -> Any:
     """
     from tccompile.kernels.ptx.core import i32, inline
 
-    place, writer = tile_order.placing(), producer.ring.writer
+    place, writer = tile_order.placing(shared), producer.ring.writer
 
     @inline
     def produce(maps, buffers, order, geometry, share, tiles):
@@ -127,8 +137,8 @@ def _consume(t: Tile, ring: Any, product: Any, results: Any) -> Any:
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    place, bn, in_teams, warps = tile_order.placing(), t.bn, t.teams > 1, t.consumers // 32 // t.teams
-    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0), t.staged * t.writers // t.teams
+    place, bn, in_teams, warps = tile_order.placing(t.shared), t.bn, t.teams > 1, t.consumers // 32 // t.teams
+    sum_up, staged = sums.summing(ring, product, results, t.added, t.short > 0, t.shared > 1), t.staged * t.writers // t.teams
     sync_teams, arrive_teams = hw.meeting(t.consumers)
 
     @inline
@@ -190,12 +200,12 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
 
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
-    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks))
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short)
-    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size)
+    ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
+    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short, t.promoted)
+    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
     results = _results(t, batch, params)
-    produce, consume = _produce(producer, constant), _consume(t, ring, product, results)
-    consumers, split, exchange = t.consumers, t.split, t.exchange
+    produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)
+    consumers, split, exchange, shared = t.consumers, t.split, t.exchange, t.shared
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
@@ -215,7 +225,11 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             hw.fence_barrier_init()
             hw.prefetch_map(map_a)
             prefetch(map_b)
-        cuda.syncthreads()
+        if shared > 1:  # the others' copies complete this block's barriers
+            hw.cluster_arrive()
+            hw.cluster_wait()
+        else:
+            cuda.syncthreads()
         block, blocks = u32(cuda.blockIdx.x), u32(cuda.gridDim.x)
         rank, tiles = i32(block % split), (i32(block // split), i32(blocks // split))
         share = i32(u32(steps * rank) // split), i32(u32(steps * (rank + 1)) // split)
@@ -233,13 +247,16 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
             if exchange:
                 grow()
             consume((base, warp, lane, tid, rank), buffers, rows, order, share, tiles, e)
-        if split > 1:  # a block's shared memory lives until all have read it
+        if shared > 1:  # a block's shared memory lives until the others have written to it
+            cuda.syncwarp()
+            hw.cluster_arrive()
+        if split > 1 or shared > 1:  # or until all have read it
             hw.cluster_wait()
 
     maps = 3 if t.sparse else 2
     signature = types.void(*[types.uint64] * maps, *[types.int32] * integers, *results.types)
     flat = entry(_with_three_maps(body) if t.sparse else body, maps, integers + len(results.types))
-    return Function(flat, signature, t.threads, blocks, cluster=split)
+    return Function(flat, signature, t.threads, blocks, cluster=split * shared)
 
 
 def _prefetching(sparse: bool) -> Any:
@@ -297,7 +314,7 @@ class Hopper(OneWay):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
-        room = room_for(how.kinds)
+        room = room_for(how.promoted)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
             for bm, every in TILES.items()
@@ -309,41 +326,60 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
-            for bm in filter(takes, swapped_rows(bn, how.kinds))
+            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, how.promoted))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
         ]
-        if ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms:  # teams have a tile each
+        large = ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms
+        if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
-        if group_atom(*how.kinds).rough and how.steps > 1:
+        if how.promoted:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         fits = self._takes(way, program)
         candidates = list(filter(fits, candidates))
         costs = self._costs(way, program, arch)
         halved: list[Config] = [c for c in candidates if c.get("swapped") and c["bm"] in SWAPPED[c["bn"]] and "overlaps" not in c]
-        halved += [c for c in self._sparse_only(way, program) if fits(c)]
+        twice = room_for(group_atom(*how.kinds).rough)  # 2:4 weights are multiplied as if there were more stages
+        halved = [c for c in halved if twice(c["bn"], c["bm"])]
+        halved += [c for c in self._sparse_only(way, program, arch) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
+        dense = [self._beside(way, program, c, arch) for c in candidates]
+        for ranked in (sorted(dense, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
-    def _sparse_only(self, way: Op, program: Program) -> Iterator[Config]:
+    def _beside(self, way: Op, program: Program, config: Config, arch: Arch) -> Config:
+        """The config, or the same with room for blocks of the next launch: of operands of which few stages are most of K, so that
+        it costs less than it brings."""
+        problem, how = self._described(way, program)
+        if not how.smooth or config["split"] > 1 or config.get("teams") or problem.w.storage not in program.constants:
+            return config
+        blocks = ceil_div(problem.rows, config["bm"]) * ceil_div(problem.stored, config["bn"]) * problem.batches
+        t = _tile(config, arch, how, boxed_results(way, program, problem, 2))
+        return {**config, "beside": True} if in_the_way(t, blocks, arch) else config
+
+    def _sparse_only(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results
         comes in one box, of which two blocks would need two."""
         problem, how = self._described(way, program)
-        in_blocks = ceil_div(problem.stored, ROWS) % 2 == 0 and not epilogue.loads_by_row(way, program)
+        in_pairs = ceil_div(problem.stored, ROWS) % 2 == 0
+        in_blocks = in_pairs and not epilogue.loads_by_row(way, program)
         for bm, bn in sparse_tiles(how.kinds):
             if group_atom(*how.kinds).takes(bm) and bm <= problem.rows and (bn == ROWS or in_blocks):
                 yield {"bm": bm, "bn": bn, "split": 1, "swapped": True}
+        for bm in SHARED if in_pairs and how.k_major[0] and not how.im2col and group_atom(*how.kinds).rough else ():
+            if ceil_div(problem.rows, bm) * ceil_div(problem.stored, ROWS) * problem.batches >= 2 * arch.sms:
+                yield {"bm": bm, "bn": ROWS, "split": 1, "swapped": True, "shared": 2}
 
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         return self._takes(way, program)(config)
 
+    @remembered
     def _takes(self, way: Op, program: Program) -> Callable[[Config], bool]:
         """What the sizes must be for a config."""
         problem, how = self._described(way, program)
@@ -353,8 +389,7 @@ class Hopper(OneWay):
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
-                bytes_ = how.size == 1 and not group_atom(*how.kinds).rough
-                return bytes_ and boxed is not None and boxed.added is None and boxed.size == 1
+                return how.size == 1 and not how.promoted and boxed is not None and boxed.added is None and boxed.size == 1
             return turned or not config.get("swapped")
 
         return takes
@@ -373,8 +408,9 @@ class Hopper(OneWay):
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         return self._costs(way, program, arch)(config)
 
+    @remembered
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
-        """The cost of each config."""
+        """The cost of each config, which is asked for again once the best are known."""
         problem, how = self._described(way, program)
         own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
@@ -386,7 +422,15 @@ class Hopper(OneWay):
         sparse = self._compressed(way, program)
         fewer = 0.0 if sparse is None else memory_us([problem.w], arch) - memory_us(_read(sparse, program), arch)
 
+        known: dict[Any, float] = {}
+
         def cost(config: Config) -> float:
+            key = tuple(config.items())
+            if key not in known:
+                known[key] = estimated(config)
+            return known[key]
+
+        def estimated(config: Config) -> float:
             read = sparse if sparse and config.get("sparse") else how
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
@@ -399,7 +443,10 @@ class Hopper(OneWay):
 
         return cost
 
-    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+    def _laid_out(
+        self, way: Op, program: Program, config: Config, arch: Arch
+    ) -> tuple[Copies, Tile, Boxed | None, epilogue.EpilogueSpec, Code]:
+        """How a config reads its operands, its tile, how results go to y, and the code for that."""
         problem, how = self._described(way, program)
         if config.get("sparse"):
             sparse = self._compressed(way, program)
@@ -410,35 +457,46 @@ class Hopper(OneWay):
         if t.eights:
             boxed = boxed_results(way, program, problem, 8)
         spec = boxed.epilogue if boxed else epilogue.describe(way, program, epilogue.frame_of(way, program))
+        made = code(
+            self.name,
+            im2col=how.im2col,
+            chunk=how.chunk,
+            k_major=how.k_major,
+            constant=problem.w.storage in program.constants,
+            bm=t.bm,
+            bn=t.bn,
+            stages=t.stages,
+            split=t.split,
+            swapped=t.swapped,
+            boxed=t.boxed,
+            kinds=t.kinds,
+            result=t.result,
+            sparse=t.sparse,
+            **({"teams": t.teams} if t.teams > 1 else {}),
+            **({"eights": True} if t.eights else {}),
+            **({"overlaps": True} if t.overlaps else {}),
+            **({"short": t.short} if t.short else {}),
+            **({"once": True} if t.once else {}),
+            **({"shared": t.shared} if t.shared > 1 else {}),
+            rows=t.rows(spec.form.loads_by_row),
+            epilogue=spec.params,
+        )
+        return how, t, boxed, spec, made
+
+    def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        return frozenset([self._laid_out(way, program, config, arch)[-1]])
+
+    def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:
+        problem, _ = self._described(way, program)
+        how, t, boxed, spec, made = self._laid_out(way, program, config, arch)
         stored = boxed.args(t) if boxed else spec.args
         tiles_m, tiles_n = ceil_div(problem.rows, t.bm), ceil_div(problem.stored, t.bn)
-        order = tile_order.numbers(tiles_m, tiles_n, problem.batches)
+        order = tile_order.numbers(tiles_m, tiles_n, problem.batches, t.shared)
         tiles = order[0]
         grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
         integers = (problem.rows, how.steps, *order, *how.geometry)
         launch = Launch(
-            code=code(
-                self.name,
-                im2col=how.im2col,
-                chunk=how.chunk,
-                k_major=how.k_major,
-                constant=problem.w.storage in program.constants,
-                bm=t.bm,
-                bn=t.bn,
-                stages=t.stages,
-                split=t.split,
-                swapped=t.swapped,
-                boxed=t.boxed,
-                kinds=t.kinds,
-                result=t.result,
-                sparse=t.sparse,
-                **({"teams": t.teams} if t.teams > 1 else {}),
-                **({"eights": True} if t.eights else {}),
-                **({"overlaps": True} if t.overlaps else {}),
-                **({"short": t.short} if t.short else {}),
-                rows=t.rows(spec.form.loads_by_row),
-                epilogue=spec.params,
-            ),
+            code=made,
             grid=(grid, 1, 1),
             block=t.threads,
             args=(*how.boxed(t), *map(I32, integers), *stored),
@@ -449,12 +507,13 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short") if name in params}
+        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short", "once", "shared") if name in params}
         t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room
         return _function(t, copied, params["rows"], params["epilogue"], blocks)
 
+    @remembered
     def _described(self, op: Op, program: Program) -> tuple[Problem, Copies]:
         problem = describe(op, program)
         assert isinstance(problem, Problem)
@@ -462,6 +521,7 @@ class Hopper(OneWay):
         assert isinstance(how, Copies)
         return problem, how
 
+    @remembered
     def _compressed(self, op: Op, program: Program) -> Copies | None:
         """How 2:4 weights are read, if the op has such in that form and they can be."""
         form, problem = sparse_form(op, program), describe(op, program)
@@ -482,11 +542,11 @@ def _tile(config: Config, arch: Arch, how: Copies, boxed: Boxed | None) -> Tile:
         return tile(config, arch, how.steps, False, kinds=how.kinds)
     assert boxed or not config.get("swapped"), "results of swapped operands go to y in boxes, or through a cluster"
     if boxed is None:
-        return replace(tile(config, arch, how.steps, False, kinds=how.kinds), short=how.short)
-    t = replace(tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size), short=how.short)
+        return shortened(tile(config, arch, how.steps, False, kinds=how.kinds), how.short)
+    t = tile(config, arch, how.steps, True, boxed.added is not None, how.kinds, boxed.size)
     whole = how.k_major[1] and how.b.extents[1] % EIGHTS == 0 and how.b.extents[2] == 1
     eights = whole and not t.swapped and t.result < RESULT and t.columns % EIGHTS == 0
-    return replace(t, eights=True) if eights else t
+    return shortened(in_eights(t) if eights else t, how.short)
 
 
 HOPPER = Hopper("conv_sm90", Conv), Hopper("gemm_sm90", Gemm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.forms import Sparse
@@ -18,7 +19,7 @@ from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.maps import may_move, unmapped
 from tccompile.kernels.parts.operands import BLOCK, ROW, STEP, UNIT
 from tccompile.kernels.parts.staging import BYTES, RESULT
-from tccompile.kernels.ptx.atoms import BITS
+from tccompile.kernels.ptx.atoms import BITS, group_atom
 from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Arg, Im2colMap, TiledMap
 
@@ -56,24 +57,34 @@ class Copies:
     places: TiledMap | None = None
     short: int = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of an element."""
         return BITS[self.kinds[0]] // 8
 
-    @property
+    @cached_property
     def im2col(self) -> bool:
         return isinstance(self.a, Im2colMap)
 
-    @property
+    @cached_property
     def whole(self) -> int:
         """Elements of K in a stage."""
         return ROW // self.size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Stages along K."""
         return ceil_div(self.depth, self.whole)
+
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of a stage are rough, and there are more stages: see `parts.accumulator.Promoted`."""
+        return group_atom(*self.kinds).rough and (self.steps > 1 or self.places is not None)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether operands have 8 bits, and no row of a tiled box reaches beyond K."""
+        return self.size == 1 and not self.im2col and (self.depth - self.short) % self.chunk == 0
 
     def boxes_of_stage(self, t: Tile) -> int:
         """How many copies fill a stage."""
@@ -90,7 +101,7 @@ class Copies:
         if isinstance(self.a, Im2colMap):
             b = replace(self.b, box=(self.whole, t.bn, 1))
             return self._boxed_a(t), _ordered(b, t)
-        sides = zip((t.bm, t.bn), self.k_major, strict=True)
+        sides = zip((t.bm // t.shared, t.bn), self.k_major, strict=True)
         boxes = ((self.chunk, n, 1) if k_major else (BLOCK, self.whole, 1) for n, k_major in sides)
         a, b = (replace(m, box=box, swizzle=self.size * self.chunk) for m, box in zip((self.a, self.b), boxes, strict=True))
         return a, _ordered(b, t)
@@ -99,7 +110,7 @@ class Copies:
         """A's map, K-major, in boxes as wide as B's."""
         if isinstance(self.a, Im2colMap):
             return replace(self.a, pixels=t.bm)
-        return replace(self.a, box=(self.chunk, t.bm, 1), swizzle=self.size * self.chunk)
+        return replace(self.a, box=(self.chunk, t.bm // t.shared, 1), swizzle=self.size * self.chunk)
 
 
 def by_eight(m: TiledMap) -> TiledMap:
@@ -107,6 +118,12 @@ def by_eight(m: TiledMap) -> TiledMap:
     (depth, columns, _), step, (row, extent, _) = m.extents, m.strides[0], m.box
     extents, strides = (depth, 2, 4, 4, columns // EIGHTS), (step, 8 * step, 2 * step, EIGHTS * step)
     return replace(m, extents=extents, strides=strides, box=(row, 2, 4, 4, extent // EIGHTS), steps=(1,) * 5)
+
+
+def columns_in_order(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
+    """The map of weights in boxes of so many columns, whose results have a size."""
+    m = replace(w, box=(deep, columns, 1), swizzle=row)
+    return by_eight(m) if size == 1 else m
 
 
 def _ordered(b: TiledMap, t: Tile) -> TiledMap:

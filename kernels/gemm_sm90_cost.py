@@ -6,7 +6,7 @@ from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import coarse
+from tccompile.kernels.codegen import RECIPROCAL, coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
@@ -29,15 +29,18 @@ def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool
     blocks, sms, most = _blocks(problem, t, arch)
     crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
     early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
+    late = crowded[how.smooth and most > 1 and blocks <= arch.sms]  # where few stages are most of K, the next launch finds room
     start = own.start_swapped_us if t.swapped else own.start_us
-    return start + own.late_us * early * crowded[0] + own.crowded_us * crowded[1] + own.biased_us * biased
+    return start + own.late_us * early * late + own.crowded_us * crowded[1] + own.biased_us * biased
 
 
 def slots_of(expr: Expr, dtype: DType, arch: Arch) -> float:
     """Slots of instructions that the functions of an epilogue take which count, where this is stored of it."""
     own = measured(arch).gemm_sm90
     slots = {"erf": own.erf, "gelu": own.erf, "coarse_gelu": own.coarse_gelu, "tanh": own.tanh}
-    slots |= dict.fromkeys(("coarse_tanh", "coarse_sigmoid", "coarse_silu"), own.coarse_tanh)
+    slots |= dict.fromkeys(RECIPROCAL, own.sigmoid) | dict.fromkeys(
+        ("coarse_tanh", "coarse_sigmoid", "coarse_silu"), own.coarse_tanh
+    )
     return sum(slots.get(e.fn, 0) for e in walk(coarse(expr, dtype)))
 
 
@@ -72,7 +75,7 @@ def time_us(
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
-    if t.atom.rough:  # an instruction of CUDA cores for each of a warp's sums, by count
+    if t.promoted:  # an instruction of CUDA cores for each of a warp's sums, by count
         multiplying *= own.rough_alone if left * together == 64 else own.rough
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
@@ -86,7 +89,9 @@ def time_us(
     # clusters, which find room in few places, the last ones begin late
     load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 else together
     step = max(max(engines) * load, latency / t.stages)
-    if t.atom.rough:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
+    if t.shared > 1:
+        step *= own.shared_rows
+    if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
         step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
@@ -96,7 +101,8 @@ def time_us(
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
-    early = own.ahead * min(steps, t.stages) * (1 - taken) if constant else 0.0
+    ahead = own.beside if t.beside else own.ahead * (1 - taken)
+    early = ahead * min(steps, t.stages) if constant else 0.0
     # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
     inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
@@ -105,6 +111,8 @@ def time_us(
     if t.split > 4:  # what clusters of eight blocks exchange, in a network
         storing += own.split_of_eight_us * min(t.bm, problem.rows) * t.bn / (128 * 128)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
+    if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
+        storing *= own.at_once
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.ir.extent import ceil_div, round_up
+from tccompile.ir.extent import Extent, ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand, Places
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
@@ -35,6 +35,20 @@ LARGE = {64: (), 128: (176, 192)}
 LARGE_SPARSE = {128: (176, 208)}
 """The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
+EVEN = {64: (96,), 128: ()}
+"""Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
+of an H200."""
+
+FEWEST = 3
+"""Stages of a tile that leaves room beside its block: see `in_the_way`."""
+
+MOST_BESIDE = 144
+"""Columns of sums that a warpgroup may have twice beside another such block: what else it needs fits 24 registers there."""
+
+SHARED = (176, 192, 208)
+"""Rows of tiles of 128 columns of 2:4 weights in which two blocks of a cluster copy half of the rows for each other: where sums
+are rough, and tiles so small, products wait for what comes from the L2 cache."""
+
 PIECES = 3
 """Boxes of some rows that a swapped warpgroup has at most: one is filled while the others are stored."""
 
@@ -52,15 +66,14 @@ def overlapping(config: Mapping[str, Any]) -> bool:
     return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
 
 
-def room_for(kinds: tuple[str, str]) -> Callable[[int, int], bool]:
-    """Whether registers hold the sums of so many rows by so many columns of operands of these types."""
-    rough = group_atom(*kinds).rough
-    return lambda rows, columns: not rough or columns <= MOST_SUMS.get(rows, 0)
+def room_for(promoted: bool) -> Callable[[int, int], bool]:
+    """Whether registers hold the sums of so many rows by so many columns; promoted: that each thread has twice."""
+    return lambda rows, columns: not promoted or columns <= MOST_SUMS.get(rows, 0)
 
 
-def swapped_rows(columns: int, kinds: tuple[str, str]) -> tuple[int, ...]:
-    """Rows of tiles of so many columns with swapped operands of these types."""
-    return (*SWAPPED[columns], *(LARGE[columns] if group_atom(*kinds).rough else ()))
+def swapped_rows(columns: int, even: bool, promoted: bool) -> tuple[int, ...]:
+    """Rows of tiles of so many columns with swapped operands; promoted: where each thread has its sums twice."""
+    return (*SWAPPED[columns], *(EVEN[columns] if even else ()), *(LARGE[columns] if promoted else ()))
 
 
 def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
@@ -81,7 +94,10 @@ class Tile:
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
+    shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
+    once     whether there is but one stage, so that its sums are all of them, rough or not
+    beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
     """
 
     bm: int
@@ -98,28 +114,36 @@ class Tile:
     eights: bool = False
     overlaps: bool = False
     short: int = 0
+    once: bool = False
+    beside: bool = False
+    shared: int = 1
 
-    @property
+    @cached_property
     def atom(self) -> Atom:
         """What multiplies."""
         return group_atom(*self.kinds, self.sparse)
 
-    @property
+    @cached_property
+    def promoted(self) -> bool:
+        """Whether a thread has its sums twice, as those of a stage are rough: see `parts.accumulator.Promoted`."""
+        return self.atom.rough and not self.once
+
+    @cached_property
     def product(self) -> tuple[int, int]:
         """Rows and columns of what wgmma makes: 64 rows for each warpgroup."""
         return (self.bn, self.bm) if self.swapped else (self.bm, self.bn)
 
-    @property
+    @cached_property
     def consumers(self) -> int:
         """Threads that multiply."""
         return 2 * self.product[0] * self.teams // self.blocks
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of 64 rows of the product that a warpgroup has."""
         return 2 if self.product[0] == 256 else 1
 
-    @property
+    @cached_property
     def exchange(self) -> bool:
         """Whether the copying warp leaves its registers to the others, which takes a whole warpgroup of it.
 
@@ -132,10 +156,10 @@ class Tile:
     def registers(self) -> tuple[int, int]:
         """With an exchange: what a thread of the copying warpgroup keeps, and what one of the others then has."""
         launched = 65536 // self.threads // 8 * 8
-        own = 24 if self.blocks > 1 or (self.atom.rough and self.product[1] > 200) else 40
+        own = 24 if self.blocks > 1 or (self.promoted and self.product[1] > 200) else 40
         return own, (launched * self.threads // 128 - own) // (self.consumers // 128) // 8 * 8
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.consumers + (128 if self.exchange else 32)
 
@@ -163,7 +187,7 @@ class Tile:
         """Whether a lane's two channels are neighbours: of bytes, which stmatrix turns back two at a time."""
         return self.boxed and self.swapped and self.result < RESULT
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns that a warp stages at once on their way to memory; with a split, all: the other blocks read them."""
         if self.boxed and self.swapped:
@@ -245,7 +269,7 @@ class Tile:
         landed = self.layout["landed"] if self.added else None
         return Staging(self.layout["results"], self.staged, landed, self.result, self.atom.acc, self.ahead)
 
-    @property
+    @cached_property
     def smem(self) -> int:
         """Bytes to ask for in a launch."""
         return self.layout.smem
@@ -263,27 +287,58 @@ def tile(
     """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
     each = ceil_div(steps, config["split"])
     most = 2 if each <= 2 else 4 if each <= 4 else 8
-    shape = config["bm"], config["bn"], most, config["split"], config.get("swapped", False)
-    more = config.get("sparse", False), config.get("teams", 1)
-    most_of = Tile(*shape, boxed, added, kinds, result, *more, overlaps=config.get("overlaps", False))
-    return _fitting(most_of, arch.smem_block)
+    swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
+    once = steps == 1 and group_atom(*kinds).rough and not sparse
+    shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1)
+    return _fitting(room, *shape, boxed, added, kinds, result, *more)
+
+
+@cache  # also since a tile remembers what was computed of it
+def _fitting(room: int, bm: int, bn: int, most: int, *more: Any) -> Tile:
+    """The tile with as many stages as so many bytes of shared memory hold, and no more than `most`."""
+    for stages in range(most, 1, -1):
+        t = Tile(bm, bn, stages, *more)
+        if t.smem <= room:
+            return t
+    raise AssertionError(f"{bm}×{bn} does not fit {room} bytes of shared memory")
 
 
 @cache
-def _fitting(most: Tile, room: int) -> Tile:
-    """The tile with as many stages as so many bytes of shared memory hold, and no more than it has."""
-    for stages in range(most.stages, 1, -1):
-        t = replace(most, stages=stages)
-        if t.smem <= room:
-            return t
-    raise AssertionError(f"{most.bm}×{most.bn} does not fit {room} bytes of shared memory")
+def in_eights(t: Tile) -> Tile:
+    """The tile, whose columns come in groups of eight: see `Operand.eights`."""
+    return replace(t, eights=True)
+
+
+def shortened(t: Tile, short: Extent) -> Tile:
+    """The tile with so many bytes of K in the first stage."""
+    return _shortened(t, short) if isinstance(short, int) else replace(t, short=short)
+
+
+@cache
+def _shortened(t: Tile, short: int) -> Tile:
+    return replace(t, short=short) if short else t
+
+
+def room_beside(arch: Arch) -> int:
+    """Bytes of shared memory of a block that leaves room for another one."""
+    return arch.smem_sm // 2 - KIB
+
+
+def in_the_way(t: Tile, blocks: int, arch: Arch) -> bool:
+    """Whether blocks of the next launch find room only as those of this tile end, of which a launch has one for most
+    multiprocessors, and would find it beside them if there were fewer stages."""
+    few = replace(t, stages=FEWEST)
+    two = resident(few, arch) > 1 or (t.promoted and t.product[0] == 64 and t.product[1] <= MOST_BESIDE and not t.overlaps)
+    fewer = t.stages > FEWEST and t.smem > room_beside(arch) >= few.smem and two
+    return fewer and 3 * arch.sms < 4 * blocks <= 4 * arch.sms
 
 
 def resident(t: Tile, arch: Arch) -> int:
     """Blocks that a multiprocessor holds at once, by shared memory and registers."""
     if t.exchange:
         return 1
-    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.atom.rough else 1)
+    sums = t.product[1] // 2 * (3 if t.overlaps else 2 if t.promoted else 1)
     registers = min(255, sums + (48 if t.split == 1 else 88))  # the accumulators, and what else a thread needs
     warps = 4 * (65536 // 4 // (32 * registers))  # every fourth warp has its own 16384 registers
     return max(1, min(arch.smem_sm // (t.smem + KIB), warps // (t.threads // 32)))

@@ -5,7 +5,8 @@ memory as fragments: nothing passes through shared memory, and nothing is waited
 so lane t of four takes 8 neighbouring bytes, 8t … of every 32; and columns may come in any order, so the columns of a lane's
 sums are `lanes` neighbours, which it stores at once.
 
-A warp has `groups` of 16 rows under way, and asks for the next ones before it multiplies these.
+A warp has `groups` of 16 rows under way, and asks for the next ones before it multiplies these. Where the weights of all columns
+are more than its registers hold, blocks side by side have a share of the columns each, and read the same rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tccompile.ir.ops import Conv, Gemm, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.parts.operands import STEP
 from tccompile.kernels.ptx.atoms import warp_atom
@@ -44,6 +46,9 @@ MOST_WEIGHTS = 48
 MOST_ACROSS = 4
 """Times 4 · lanes columns: what an epilogue reads by column stays in registers, too."""
 
+MOST_SHARES = 2
+"""Of the columns: so often rows are read. With 3 to 8 of them others were faster in 8 of 10 layers on an H200."""
+
 PROMOTED = 4
 """Steps of K whose rough sums are made by themselves: see `Atom.rough`."""
 
@@ -54,8 +59,9 @@ class Shape:
 
     steps   of 32 bytes of K; half, whether only half of the last one is there
     lanes   neighbouring columns that a lane stores
-    across  how many times 4 · lanes columns there are
+    across  how many times 4 · lanes columns a warp has
     groups  of 16 rows that are read together
+    shares  how many times as many columns there are, at most
     """
 
     steps: int
@@ -63,6 +69,7 @@ class Shape:
     lanes: int
     across: int
     groups: int
+    shares: int = 1
 
     @property
     def tiles(self) -> int:
@@ -71,7 +78,7 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Registers of all weights."""
+        """Registers of a warp's weights."""
         return 2 * self.steps * self.tiles * self.across
 
     def resident(self, loads: int) -> int:
@@ -85,7 +92,10 @@ def shape_of(problem: Problem, groups: int) -> Shape:
     """The shape of a problem whose K and columns are known."""
     depth = round_up(problem.channels * problem.x.dtype.size, 16)
     lanes = next((n for n in (2, 4) if problem.stored <= 4 * n), 8)
-    return Shape(ceil_div(depth, STEP), depth % STEP > 0, lanes, ceil_div(problem.stored, 4 * lanes), groups)
+    steps, columns = ceil_div(depth, STEP), ceil_div(problem.stored, 4 * lanes)
+    most = max(1, min(MOST_ACROSS, MOST_WEIGHTS // (steps * lanes)))
+    shares = ceil_div(columns, most)
+    return Shape(steps, depth % STEP > 0, lanes, ceil_div(columns, shares), groups, shares)
 
 
 class GemmThin(TextKernel):
@@ -114,7 +124,7 @@ class GemmThin(TextKernel):
         if 0 in (problem.rows, problem.columns, problem.channels):
             return "an extent is 0"
         shape = shape_of(problem, 1)
-        if shape.weights > MOST_WEIGHTS or shape.across > MOST_ACROSS:
+        if shape.weights > MOST_WEIGHTS or shape.shares > MOST_SHARES:
             return f"its K of {problem.channels} by {problem.stored} columns are more weights than a warp has registers for"
         if epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.y.mode != "vector":
             return f"{shape.lanes} columns of {problem.y.name} are not stored at once where they are neighbours in memory"
@@ -134,10 +144,11 @@ class GemmThin(TextKernel):
         assert isinstance(problem, Problem)
         own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
-        rows, warps = hint(problem.rows), arch.sms * shape.resident(loads) * WARPS
+        slots = slots_of(op.epilogue.expr, problem.y.dtype, arch)
+        rows, warps = hint(problem.rows) * shape.shares, arch.sms * shape.resident(loads) * WARPS
         turns = ceil_div(rows, ROWS * shape.groups * warps)
         # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results
-        each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads) + 20)
+        each = 20 + 10 * shape.steps + shape.across * (shape.tiles * shape.steps + 2 * shape.lanes * (4 + loads + slots) + 20)
         issue = ceil_div(rows, ROWS) * each / (arch.sms * own.issue * measured(arch).cycles_us)
         moving = max(own.moving * traffic_us(op, program, arch), issue)
         ready = own.ready_us + own.weight_us * shape.weights + own.across_us * (shape.across - 1)
@@ -150,7 +161,7 @@ class GemmThin(TextKernel):
         shape = shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         x, w = problem.x, problem.w
         spec = epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes)
-        turns = ceil_div(problem.rows, ROWS * shape.groups * WARPS)
+        turns, resident = ceil_div(problem.rows, ROWS * shape.groups * WARPS), shape.resident(len(spec.form.loads))
         numbers = (
             problem.rows,
             problem.columns,
@@ -167,9 +178,10 @@ class GemmThin(TextKernel):
                 lanes=shape.lanes,
                 across=shape.across,
                 groups=shape.groups,
+                **({"shares": shape.shares} if shape.shares > 1 else {}),
                 epilogue=spec.params,
             ),
-            grid=(least(turns, arch.sms * shape.resident(len(spec.form.loads))), 1, 1),
+            grid=(least(turns, ceil_div(arch.sms * resident, shape.shares)), shape.shares, 1),
             block=THREADS,
             args=(Ptr(x.name), Ptr(w.name), *map(I32, numbers), *spec.args),
         )
@@ -186,7 +198,7 @@ class GemmThin(TextKernel):
             "read": intrinsic("ptx.memory.load_words", 2, "global.nc"),
             "multiply": intrinsic("ptx.mma.warp_multiply", atom.name, OPERANDS[x], OPERANDS[w]),
         }
-        shape = Shape(*(params[name] for name in ("steps", "half", "lanes", "across", "groups")))
+        shape = Shape(*(params.get(name, 1) for name in ("steps", "half", "lanes", "across", "groups", "shares")))
         signature = {**parameters("address", "x, w"), **parameters("int", "rows, columns, x_row, w_row"), "e": stored.kinds}
         sums = "f32" if atom.acc == "f32" else "i32"
         taken = "i64" if form.taken is DType.I64 else "f32"
@@ -195,7 +207,7 @@ class GemmThin(TextKernel):
 
 def lines(shape: Shape, sums: str, taken: str, rough: bool) -> list[str]:
     """The kernel's source. Lane (g, t) has rows g and g + 8 of 16, and columns 4 · lanes · q + lanes · t and on of them."""
-    steps, groups = range(shape.steps), range(shape.groups)
+    steps, groups, own = range(shape.steps), range(shape.groups), "first + " if shape.shares > 1 else ""
     stride = ROWS * shape.groups
     last = "i32(t < i32(2))" if shape.half else "i32(1)"
 
@@ -230,7 +242,7 @@ def lines(shape: Shape, sums: str, taken: str, rough: bool) -> list[str]:
                 if name != acc and (s == shape.steps - 1 or (s + 1) % PROMOTED == 0):
                     text += [f"a{j}_{k} += p{k}" for k in range(4)]
         values = [f"{taken}(a{j}_{2 * r + k})" for r in range(2) for j in range(shape.tiles) for k in range(2)]
-        c = f"i32(t * i32({shape.lanes}) + i32({4 * shape.lanes * q}))"
+        c = f"i32({own}t * i32({shape.lanes}) + i32({4 * shape.lanes * q}))"
         return [*text, "if m < rows:", f"    store(({', '.join(values)}), m, i32(8), rows, {c}, e)"]
 
     out = [
@@ -240,11 +252,13 @@ def lines(shape: Shape, sums: str, taken: str, rough: bool) -> list[str]:
         f"at = i32((i32(cuda.blockIdx.x) * i32({WARPS}) + warp) * i32({stride}))",
         f"stride = i32(i32(cuda.gridDim.x) * i32({WARPS * stride}))",
     ]
+    if own:
+        out.append(f"first = i32(i32(cuda.blockIdx.y) * i32({4 * shape.lanes * shape.across}))")
     for q in range(shape.across):
         for j in range(shape.tiles):
-            first = 4 * shape.lanes * q + 2 * j
+            of_tile = 4 * shape.lanes * q + 2 * j
             out += [
-                f"n = i32((g >> i32(1)) * i32({shape.lanes}) + (g & i32(1)) + i32({first}))",
+                f"n = i32({own}(g >> i32(1)) * i32({shape.lanes}) + (g & i32(1)) + i32({of_tile}))",
                 f"line = w + (i64(n) * i64(w_row) + i64(t)) * i64({PIECE})",
                 "inside = i32(n < columns)",
             ]

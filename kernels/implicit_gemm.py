@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeGuard, TypeVar
 
 from tccompile.arch import Arch
@@ -22,7 +23,7 @@ from tccompile.ir.tensor import Tensor, merged
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
-from tccompile.kernels.spec import Config, Kernel, Work
+from tccompile.kernels.spec import Code, Config, Kernel, Work
 
 CHUNK_BYTES = 16
 """Bytes that are copied at once."""
@@ -104,21 +105,21 @@ class Problem:
         """Whether operands may lie across K, as transposed ones do, for Tensor Cores: those of 16 bits."""
         return self.x.dtype.bits == self.w.dtype.bits == 16
 
-    @property
+    @cached_property
     def batches(self) -> Extent:
         return self.batch[0] * self.batch[1]
 
-    @property
+    @cached_property
     def rows(self) -> Extent:
         """M: rows of a batch."""
         return math.prod(self.pixels)
 
-    @property
+    @cached_property
     def depth(self) -> Extent:
         """K, with the channels' padding."""
         return self.taps[0] * self.taps[1] * self.padded
 
-    @property
+    @cached_property
     def k_major(self) -> tuple[bool, bool]:
         """Of x and of w: whether channels are neighbours in memory, not rows or columns as in a transposed matrix."""
         transposed = [
@@ -279,6 +280,9 @@ class OneWay(Kernel):
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
 
+    def codes(self, op: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        return self.codes_of(_chosen(op, program, config), program, config, arch)
+
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         return self.work_of(_chosen(op, program, config), program, config, arch)
 
@@ -293,11 +297,19 @@ class OneWay(Kernel):
     def takes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> bool:
         """As `takes`."""
         own = {name: value for name, value in config.items() if name != "groups"}
-        return own in self.configs_of(way, program, arch)
+        return own in self._every_of(way, program, arch)
+
+    @remembered
+    def _every_of(self, way: Op, program: Program, arch: Arch) -> list[Config]:
+        return [*self.configs_of(way, program, arch)]
 
     @abstractmethod
     def cost_of(self, way: Op, program: Program, config: Config, arch: Arch) -> float:
         """As `cost`."""
+
+    def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        """As `codes`."""
+        return frozenset(launch.code for launch in self.work_of(way, program, config, arch).launches)
 
     @abstractmethod
     def work_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -19,24 +19,18 @@ from tccompile.ir.extent import Extent, ceil_div, hint, least
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
-from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, by_eight, copies
+from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, columns_in_order, copies
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers
-from tccompile.kernels.parts.operands import ROW, Operand
+from tccompile.kernels.parts.operands import ROW, ROWS, Operand
 from tccompile.kernels.parts.part import Part, part
-from tccompile.kernels.parts.staging import Staging
 from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import I32, Config, Function, Joint, Launch, TiledMap, Value, Work, code, memory_us, traffic_us
 
 TYPES = (DType.F16, DType.BF16, DType.I8, DType.U8)
 """Of operands."""
-
-ROWS = 64
-"""Of a warpgroup."""
-
-SPAN = 32
-"""Columns that are taken from the sums at once."""
 
 BOX = ROWS * ROW
 """Bytes of a box of y."""
@@ -218,6 +212,7 @@ def _copying(t: Tile) -> Part:
     after(next_tile, next_chunk, next_slot, stride)   what comes after that
     """
     from tccompile.kernels.parts.ring import Stages
+    from tccompile.kernels.parts.whole_rows import copying_columns
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
@@ -227,7 +222,7 @@ def _copying(t: Tile) -> Part:
     boxes = Stages(layout, "y", groups * slots if added else 0, BOX)
     v_bytes, whole = t.v_bytes, layout["x"] - layout["w"]
     copy_weights, copy_rows = _copying_factors(t)
-    copy_v = _copying_columns(t.result)
+    copy_v = copying_columns(t.result)
     of_added = 3 + 2 * len(t.factors)
 
     @inline
@@ -292,30 +287,14 @@ def _copying(t: Tile) -> Part:
     return part(init=init, wait_weights=wait_weights, wait_x=wait_x, wait_added=wait_added, **asking)
 
 
-def _copying_columns(size: int) -> Any:
-    """The device function (address, map, barrier, k, column): weights of columns from this one on, whose results have a size.
-    Columns of bytes come in an order in which a lane's sums of 32 are of 8 neighbours: see `_columns`."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, inline
-
-    @inline
-    def straight(at, map_, barrier, k, column):
-        hw.copy_box(at, map_, barrier, k, column, i32(0))
-
-    @inline
-    def by_eight(at, map_, barrier, k, column):
-        hw.copy_box5(at, map_, barrier, k, i32(0), i32(0), i32(0), i32(column // SPAN))
-
-    return by_eight if size == 1 else straight
-
-
 def _copying_factors(t: Tile) -> tuple[Any, Any]:
     """The device functions (maps, target, chunk), which has weights of all factors copied behind all of v, and (maps, target,
     row), which has rows of theirs copied; target: barrier, and where the first one's begin."""
+    from tccompile.kernels.parts.whole_rows import copying_columns
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    per, chunks, copy = t.per, t.chunks, _copying_columns(BITS[t.second[0]] // 8)
+    per, chunks, copy = t.per, t.chunks, copying_columns(BITS[t.second[0]] // 8)
 
     def copying(number: int, factor: Factor, x_at: int, w_at: int) -> tuple[Any, Any]:
         deep, row, elements, each, x, w = (
@@ -411,6 +390,7 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
 
     (thread, box, x, c, slot, parity, e): from rows at x, and weights of chunk c; what is added comes to the slot's barrier
     """
+    from tccompile.kernels.parts.whole_rows import putting
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
@@ -419,7 +399,7 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
     def filling(factor: Factor, of_x: int, of_w: int, epilogue: tuple[Value, ...], adds: bool, waits: bool) -> tuple[Any, Any]:
         first, last = _first(t, factor)
         sums = group_atom(*factor.kinds).acc
-        puts, extra = _putting(epilogue, (wide, t.parts), ROW, per, adds, sums)
+        puts, extra = putting(epilogue, (wide, t.parts), ROW, per, adds, sums)
         put_first, put_last, none, each = puts[0], puts[-1], hw.accumulators(wide, sums), factor.weights_bytes(per)
 
         @inline
@@ -457,11 +437,12 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
 
 def _through_z(t: Tile, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The device function (thread, maps, tile, sums, f) that stores a tile of z, and the types of the epilogue's arguments."""
+    from tccompile.kernels.parts.whole_rows import putting
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     per, z_at, boxes, line = t.line // t.result, t.layout["z"], t.z_boxes, t.line
-    (put,), extra = _putting(params, (t.columns, 1), line, per, False, group_atom(*t.second).acc)
+    (put,), extra = putting(params, (t.columns, 1), line, per, False, group_atom(*t.second).acc)
 
     @inline
     def through(thread, maps, tile, sums, f):
@@ -513,75 +494,6 @@ def _second(t: Tile) -> Any:
         return multiplied(acc, hw.operand(u64(box_half), a), hw.operand(u64(v_half), b), more)
 
     return second
-
-
-def _putting(
-    params: tuple[Value, ...], columns: tuple[int, int], line: int, box: int, added: bool, sums: str
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """For each part of so many columns, the device function put(acc, at, lane, c, e): the sums of a warp's 16 rows through the
-    epilogue into boxes of so many columns, whose rows have so many bytes; at: of the warp's rows in the first one. And the types
-    of the epilogue's arguments."""
-    from tccompile.kernels.parts import boxes
-    from tccompile.kernels.parts.results import taking
-    from tccompile.kernels.ptx.core import i32, inline, u32
-
-    (wide, parts), size = columns, line // box
-    place, put_32, extra = (_rows_of_bytes if size == 1 else _rows_of_halves)(params, line, added)
-    take, rows_alike = taking(wide, SPAN, sums, params), 8 - line.bit_length()
-    lanes = 8 if size == 1 else 2
-
-    def put_span(number: int, before: int) -> Any:
-        column = before + number * SPAN
-        apart, inside = column // box * (ROWS * line), column % box * size
-
-        @inline
-        def put(acc, at, c, e):
-            put_32(take(acc, i32(number)), u32(at ^ inside), apart, i32(c + column), e)
-
-        return put
-
-    def put_part(part: int) -> Any:
-        every = boxes.all_of([put_span(number, part * wide) for number in range(wide // SPAN)])
-
-        @inline
-        def put(acc, at, lane, c, e):
-            row, of_row, inside = place(lane)
-            key = i32((row >> rows_alike) & (line // 16 - 1))
-            every(acc, u32(at + row * line + (of_row ^ key) * 16 + inside), i32(c + (lane & 3) * lanes), e)
-
-        return put
-
-    return tuple(put_part(part) for part in range(parts)), extra
-
-
-def _rows_of_halves(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
-    """How 16 rows of 32 columns go through the epilogue into a box: the device functions place(lane) → row, which 16 bytes of it,
-    bytes from their start on; and put(values, at, apart, c, e), some bytes behind `at`. And its arguments' types."""
-    from tccompile.kernels.parts import boxes
-    from tccompile.kernels.ptx.core import i32, inline, u32
-
-    place, put_16, extra = boxes.rows_of_boxes(Staging(0, 0, 0 if added else None), line // 2, params)
-
-    @inline
-    def put_32(values, at, apart, c, e):
-        put_16(values, u32(at + apart), c, e)
-        put_16(values[8:], u32((at ^ 32) + apart), i32(c + 16), e)
-
-    return place, put_32, extra
-
-
-def _rows_of_bytes(params: tuple[Value, ...], line: int, added: bool) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The same of bytes, of which a lane has 8 neighbours in two rows: see `_copying_columns`."""
-    from tccompile.kernels.parts import boxes
-    from tccompile.kernels.ptx.core import inline, u32
-
-    place, put, extra = boxes.rows_by_eight(line, added, params)
-
-    @inline
-    def put_32(values, at, apart, c, e):
-        put(values, u32(at + apart), c, e)
-
-    return place, put_32, extra
 
 
 class PairSm90(Joint):
@@ -651,7 +563,7 @@ class PairSm90(Joint):
 
 def _fits(t: Tile, arch: Arch) -> bool:
     """Whether a multiprocessor has the shared memory and the registers."""
-    return t.per // t.parts % SPAN == 0 and t.layout.smem <= arch.smem_block and t.registers * t.threads <= 65536
+    return t.per // t.parts % EIGHTS == 0 and t.layout.smem <= arch.smem_block and t.registers * t.threads <= 65536
 
 
 @dataclass(frozen=True)
@@ -690,20 +602,14 @@ class Products:
     def maps(self, t: Tile) -> list[TiledMap]:
         """Of v, y, z, then of rows and weights of each factor, and of what is added to y from memory."""
         y, z = self.results[-2:]
-        found = [_columns(self.operands[-1].b, t.per, t.columns, ROW, z.size)]
+        found = [columns_in_order(self.operands[-1].b, t.per, t.columns, ROW, z.size)]
         found += [replace(y.y, box=(t.per, ROWS, 1), swizzle=ROW)]
         found += [replace(z.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)]
         for how, factor in zip(self.operands[:-1], t.factors, strict=True):
             assert isinstance(how.a, TiledMap)
             found += [replace(how.a, box=(how.chunk, ROWS, 1), swizzle=factor.row)]
-            found += [_columns(how.b, how.chunk, t.per, factor.row, y.size)]
+            found += [columns_in_order(how.b, how.chunk, t.per, factor.row, y.size)]
         return found + [replace(m, box=(t.per, ROWS, 1), swizzle=ROW) for m in (y.added,) if m and t.added]
-
-
-def _columns(w: TiledMap, deep: int, columns: int, row: int, size: int) -> TiledMap:
-    """The map of weights in boxes of so many columns, whose results have a size."""
-    m = replace(w, box=(deep, columns, 1), swizzle=row)
-    return by_eight(m) if size == 1 else m
 
 
 def described(ops: Sequence[Op], program: Program) -> Products | str:
@@ -744,6 +650,7 @@ def _unmade(made: Op, first: Op, y: Boxed, program: Program) -> str | None:
     return "its own result is added to something" if mine and mine.added else None
 
 
+@remembered
 def _described(op: Op, program: Program) -> tuple[Problem, Copies, Boxed] | str:
     problem = describe(op, program)
     if isinstance(problem, str):

@@ -9,8 +9,20 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KEPT = 64
-"""Results of a function that are kept at most."""
+KEPT = 1 << 12
+"""Results of a function that are kept at most: of a range, an op's at many sizes are."""
+
+PLAIN = frozenset((int, bool, str, tuple))
+"""Types whose values are compared; objects of others are told apart by identity."""
+
+
+_every: list[dict[Any, Any]] = []
+
+
+def forget() -> None:
+    """Let go of what functions gave, and of the programs that they were asked about."""
+    for known in _every:
+        known.clear()
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
@@ -20,11 +32,12 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     kept live as long.
     """
     known: dict[Any, tuple[Any, R]] = {}
+    _every.append(known)
 
     @wraps(function)
     def asked(*args: P.args, **named: P.kwargs) -> R:
-        given = (*args, *named.items())
-        key = tuple(a if isinstance(a, int | str | tuple) else id(a) for a in given)
+        given = (*args, *named.items()) if named else args
+        key = tuple([a if type(a) in PLAIN else id(a) for a in given])
         found = known.get(key)
         if found is None:
             made = function(*args, **named)

@@ -22,6 +22,7 @@ from tccompile.ir.extent import Extent, Shape, hint
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
+from tccompile.kernels.remembered import remembered
 
 Value = Any
 """A parameter of a config or a build: an int, float, str, bool, or a tuple of these, so that JSON can hold it."""
@@ -222,11 +223,20 @@ class Kernel(Family):
 
     def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
         """Whether a config that is worth trying at other sizes can run the op. Only called when `supports` gave None."""
-        return config in self.configs(op, program, arch)
+        return config in self.every(op, program, arch)
+
+    @remembered
+    def every(self, op: Op, program: Program, arch: Arch) -> list[Config]:
+        """All of `configs`, found once for an op."""
+        return [*self.configs(op, program, arch)]
 
     @abstractmethod
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         """Estimated time in microseconds."""
+
+    def codes(self, op: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
+        """Those of the launches for the op: where kernels are chosen, most are asked for nothing else."""
+        return frozenset(launch.code for launch in self.work(op, program, config, arch).launches)
 
     @abstractmethod
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, same
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -137,7 +137,7 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     held = held if shared or held <= limit else 0
     words = straight if shared or threads > THREADS or held * rows > REGISTERS // 2 else 0
     of_padding = bool(groups) and lane == 1  # groups of it are outputs that nobody reads
-    whole = across or of_padding or y.padded[lane] == x.shape[lane]
+    whole = across or of_padding or same(y.padded[lane], x.shape[lane])
     sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
     if words and whole and size % threads == 0:
         sure = held

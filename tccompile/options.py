@@ -185,10 +185,10 @@ Ranged = Size | tuple[int, int] | tuple[int, int, int]
 
 def as_sizes(ranges: Mapping[str, str | Ranged | Sequence[int | Ranged]]) -> dict[str, Size | Axes | Sum]:
     """Ranges as Python says them: {"batch": (1, 64)} for a named dimension, {"total": "past+new"} for one that is a sum of
-    others, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
+    others, {"high": "8*h"} for so many times one, {"x": ((1, 64), 3, 224, 224)} for an input's axes."""
     out: dict[str, Size | Axes | Sum] = {}
     for name, told in ranges.items():
-        if isinstance(told, str) and all(Sum.of(told).terms):
+        if isinstance(told, str) and all(map(str.strip, told.split("+"))):
             out[name] = Sum.of(told)
             continue
         if not isinstance(told, Size | Sequence) or isinstance(told, str):
@@ -212,14 +212,14 @@ def _size(name: str, told: Any) -> Size:
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes | Sum]:
-    """Ranges of sizes: a named dimension's as `batch=1..64`, `h=64..2160:8` or, if it is a sum of others, `total=past+new`; an
-    input's axes as `x=1..64x3x224x224`."""
+    """Ranges of sizes: a named dimension's as `batch=1..64`, `h=64..2160:8` or, if it is a sum of others, `total=past+new`, or
+    `high=8*h`; an input's axes as `x=1..64x3x224x224`."""
     out: dict[str, Size | Axes | Sum] = {}
     for text in texts:
         name, _, dims = text.rpartition("=")
         if name in out:
             raise UsageError(f"two ranges for {name!r}; give one")
-        if name and re.match(r"[^\d+][^+]*(\+[^+]+)*$|\d+(\+[^+]+)+$", dims):
+        if name and re.match(r"(\d+\*)?[^\d+*][^+]*(\+[^+]+)*$|\d+(\+[^+]+)+$", dims):
             out[name] = Sum.of(dims)
             continue
         axes = tuple(_parse_axis(part, f"{name}[{axis}]") for axis, part in enumerate(dims.split("x")))

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tccompile
-from tccompile.arch import ARCHS, PTX
+from tccompile.arch import ARCHS, PTX, Arch
 from tccompile.check import Report, advise
 from tccompile.check import check as check_entries
 from tccompile.custom.files import Given as Own
@@ -38,8 +38,9 @@ from tccompile.custom.files import collected, using
 from tccompile.dump import Dump
 from tccompile.emit import toolchain
 from tccompile.emit.job import Job, SpillError
-from tccompile.emit.many import begin, emit, team
+from tccompile.emit.many import begin, emit, expect, team
 from tccompile.emit.pack import Build, pack
+from tccompile.emit.workers import Team
 from tccompile.errors import ModelError, UnsupportedError, UsageError
 from tccompile.fuse import fuse
 from tccompile.fuse.groups import absorb_shuffles, join_groups
@@ -53,6 +54,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.ir.weights import digest
+from tccompile.kernels.remembered import forget
 from tccompile.kernels.spec import Code, Work
 from tccompile.layout import lay_out
 from tccompile.load.classical import is_classical
@@ -218,7 +220,10 @@ def compile_model(model: Model, options: Options, progress: Progress = quiet) ->
     """The whole way, with the options of the command line."""
     # Ranges make objects by the million, of which nearly all are kept.
     with using(collected(options.ops)), no_garbage() if options.ranges else nullcontext():
-        return _compiled(model, options, progress)
+        try:
+            return _compiled(model, options, progress)
+        finally:
+            forget()
 
 
 def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
@@ -227,31 +232,17 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     progress("load", 0, 5)
     dumps = [Dump(options.dump, number) for number in range(len(options.entries))]
     notes: list[str] = []
-    try:
-        opened = read(model, options.nchwc_block, options.limits)
-        told = Told(notes)
-        ranged: list[Pattern] = []
-        with decisive() as told.decided:
-            if options.ranges:
-                ranged, options = to_patterns(opened, options, dumps[0], progress, told)
-                programs, calibration = [], told.calibration
-            else:
-                calibration = calibrated(opened, options, progress) if options.quantize else None
-                programs = [
-                    to_program(opened, shapes, options, dump, progress, told, calibration)
-                    for shapes, dump in zip(options.entries, dumps, strict=True)
-                ]
-    except (UnsupportedError, ModelError) as error:
-        advise(error, model, options.entries, options.nchwc_block, options.limits)
-        raise
-
-    if measuring:
-        assert options.timing_cache is not None
-        seen = [*programs, *(pattern.at(point) for pattern in ranged for point in corners(pattern.box))]
-        tune(seen, *measuring, options.timing_cache, progress, options.jobs)
-    known = timings(options.timing_cache, options.archs)
-
-    builds, families, images = _built(programs, ranged, options, dumps, progress, known)
+    told = Told(notes)
+    with team(options.jobs) as ahead:
+        if options.ranges:
+            expect(ahead)
+        opened, programs, ranged, options, calibration = _programs(model, options, dumps, progress, told)
+        if measuring:
+            assert options.timing_cache is not None
+            seen = [*programs, *(pattern.at(point) for pattern in ranged for point in corners(pattern.box))]
+            tune(seen, *measuring, options.timing_cache, progress, options.jobs)
+        known = timings(options.timing_cache, options.archs)
+        builds, families, images = _built(programs, ranged, options, dumps, progress, known, ahead)
     dumps[0].images(list(images.values()))
 
     whole = model.model if isinstance(model, Tuned) else model
@@ -275,6 +266,28 @@ def _compiled(model: Model, options: Options, progress: Progress) -> Plan:
     return replace(plan, metadata=metadata(opened), rewrites=told.rewrites)
 
 
+def _programs(
+    model: Model, options: Options, dumps: Sequence[Dump], progress: Progress, told: Told
+) -> tuple[Opened, list[Program], list[Pattern], Options, Chosen | None]:
+    """The model as it was opened, the programs of its entries or the patterns of its range, the options without what these are,
+    and what is multiplied in bytes."""
+    try:
+        opened = read(model, options.nchwc_block, options.limits)
+        with decisive() as told.decided:
+            if options.ranges:
+                ranged, options = to_patterns(opened, options, dumps[0], progress, told)
+                return opened, [], ranged, options, told.calibration
+            calibration = calibrated(opened, options, progress) if options.quantize else None
+            programs = [
+                to_program(opened, shapes, options, dump, progress, told, calibration)
+                for shapes, dump in zip(options.entries, dumps, strict=True)
+            ]
+            return opened, programs, [], options, calibration
+    except (UnsupportedError, ModelError) as error:
+        advise(error, model, options.entries, options.nchwc_block, options.limits)
+        raise
+
+
 Parts = list[tuple[Region, Program, list[Build]]]
 """Of a range: regions of its sizes, each with its program and what is built for it."""
 
@@ -286,29 +299,28 @@ def _built(
     dumps: Sequence[Dump],
     progress: Progress,
     known: Timings,
+    ahead: Team,
 ) -> tuple[list[list[Build]], Parts, dict[Job, Image]]:
     """What is chosen for programs and for the parts of a range, and its code, with which processes begin while it is chosen."""
     refused: set[Code] = set()
-    ranked = Known(known, ranged)
-    with team(options.jobs) as ahead:
-        while True:
-            builds = [
-                to_builds(program, options, dump, progress, refused, known)
-                for program, dump in zip(programs, dumps, strict=False)
-            ]
-            if ranged:
-                progress("schedule", 0, 1)
-            begin(likely_jobs(ranged, options, refused, ranked), ahead)
-            families = [part for pattern in ranged for part in to_parts(pattern, options, progress, refused, known, ranked)]
-            made = [*builds, *(own for _, _, own in families)]
-            jobs = [job for entry in made for build in entry for job in jobs_of(build)]
-            try:
-                return builds, families, emit(jobs, lambda done, total: progress("emit", done, total), options.jobs, ahead)
-            except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
-                spilled = {code for code, _, _ in error.jobs}
-                if spilled <= refused:
-                    raise
-                refused |= spilled
+    ranked = Known(known, ranged, lambda arch, codes: begin(jobs_for(codes, arch), ahead))
+    while True:
+        builds = [
+            to_builds(program, options, dump, progress, refused, known) for program, dump in zip(programs, dumps, strict=False)
+        ]
+        if ranged:
+            progress("schedule", 0, 1)
+        begin(likely_jobs(ranged, options, refused, ranked), ahead)
+        families = [part for pattern in ranged for part in to_parts(pattern, options, progress, refused, known, ranked)]
+        made = [*builds, *(own for _, _, own in families)]
+        jobs = [job for entry in made for build in entry for job in jobs_of(build)]
+        try:
+            return builds, families, emit(jobs, lambda done, total: progress("emit", done, total), options.jobs, ahead)
+        except SpillError as error:  # an epilogue too rich for the tile chosen: the next best config takes its place
+            spilled = {code for code, _, _ in error.jobs}
+            if spilled <= refused:
+                raise
+            refused |= spilled
 
 
 IN_FP16, IN_BYTES = 2.0, 1.25
@@ -552,8 +564,13 @@ def to_parts(
 
 def likely_jobs(ranged: Sequence[Pattern], options: Options, refused: Collection[Code], ranked: Known) -> list[Job]:
     """What has to be compiled for a range, and little more, before it is chosen what runs which sizes: the surest first."""
-    pools = {name: ranked.pool(ranged[0], ARCHS[name], refused) for name in options.archs} if ranged else {}
-    return [(code, ARCHS[name], kind) for name, pool in pools.items() for code in pool.by_use for kind in kinds(name)]
+    archs = [ARCHS[name] for name in options.archs] if ranged else []
+    return [job for arch in archs for job in jobs_for(ranked.pool(ranged[0], arch, refused).by_use, arch)]
+
+
+def jobs_for(codes: Sequence[Code], arch: Arch) -> list[Job]:
+    """What has to be compiled for codes on a generation."""
+    return [(code, arch, kind) for code in codes for kind in kinds(arch.name)]
 
 
 def kinds(name: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -27,16 +28,28 @@ class Size:
         return range(self.low, self.high + 1, self.step)
 
 
+Term = tuple[int, str]
+"""So many times the size of that name; without a name, the number."""
+
+
 @dataclass(frozen=True)
 class Sum:
-    """A dimension that is a sum of others: numbers, and the names of sizes."""
+    """A dimension that is a sum of others."""
 
-    terms: tuple[int | str, ...]
+    terms: tuple[Term, ...]
 
     @classmethod
     def of(cls, text: str) -> Sum:
-        """As people write it, as `past + new`."""
-        return cls(tuple(int(term) if term.isdecimal() else term for term in map(str.strip, text.split("+"))))
+        """As people write it, as `past + new`, `past + 1` or `8*h`."""
+        return cls(tuple(map(_term, text.split("+"))))
 
     def __str__(self) -> str:
-        return "+".join(map(str, self.terms))
+        return "+".join(name if n == 1 and name else f"{n}*{name}" if name else str(n) for n, name in self.terms)
+
+
+def _term(text: str) -> Term:
+    factors = [factor.strip() for factor in text.split("*")]
+    names = [factor for factor in factors if not factor.isdecimal()]
+    if len(names) > 1:
+        return 1, text.strip()
+    return math.prod(int(factor) for factor in factors if factor.isdecimal()), "".join(names)

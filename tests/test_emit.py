@@ -315,6 +315,14 @@ def test_keys_tell_everything_apart(monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
+def test_sources_are_read_without_numba():
+    program = (
+        "import sys; from tccompile.schedule.digest import sources_of; sources_of('tccompile.kernels.gemm_sm90')\n"
+        "assert not {'numba', 'tccompile.kernels.ptx.hopper'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_sources_are_followed(tmp_path, monkeypatch):
     """A change in a module that a kernel imports, however deep, changes its key; one elsewhere does not"""
     package = tmp_path / "plugin_for_test"
@@ -623,6 +631,17 @@ def test_what_spills_is_told_apart_when_the_rest_is_compiled():
     assert caught.value.jobs == (bad,)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="programs end by signals on other systems")
+def test_where_the_assembler_crashes_another_config_is_taken(monkeypatch, tmp_path):
+    """As where code spills: it is no error in the kernel, and says nothing of others."""
+    crashing = tmp_path / "ptxas"
+    crashing.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crashing.chmod(0o755)
+    monkeypatch.setattr(toolchain, "ptxas", lambda: str(crashing))
+    with pytest.raises(SpillError, match=r"ptxas crashes on it \(signal 11\)"):
+        ptxas.assemble(".version 8.0", "sm_90a")
+
+
 class FakeWorker:
     """Compiles nothing: gives an image, or says that it spills."""
 
@@ -678,6 +697,21 @@ def test_what_is_begun_needs_several_processes(monkeypatch, most):
     with many.team(most) as ahead:
         many.begin(jobs, ahead)
         assert not ahead.started
+
+
+@pytest.mark.parametrize(("most", "kept", "count"), [(1, False, 0), (3, False, 3), (3, True, 0), (20, False, many.EXPECTED)])
+def test_processes_are_started_for_what_is_expected(monkeypatch, tmp_path, most, kept, count):
+    """... where nothing is in the cache, so that whatever is chosen has to be compiled"""
+    monkeypatch.setenv("TCCOMPILE_CACHE_DIR", str(tmp_path))
+    made = []
+    monkeypatch.setattr(workers, "Worker", lambda cached: made.append(FakeWorker(cached)) or made[-1])
+    if kept:
+        cache.put("ab" * 32, b"something")
+    with many.team(most) as ahead:
+        many.expect(ahead)
+        assert len(made) == count
+        ahead.begin([[(code("toy", n=2), ARCHS["sm_80"], "cubin")]])
+        assert len(made) == max(count, 1)
 
 
 def test_both_kinds_of_a_code_are_compiled_once(monkeypatch):

@@ -113,6 +113,19 @@ def test_estimates_are_within_the_headroom_of_what_is_measured(name):
             assert 1 / 8 < estimates[tensor].largest / values.largest < 8, tensor
 
 
+@pytest.mark.parametrize("name", usually(NETWORKS, "transformer", "squeezed"))
+def test_two_runs_at_once_find_what_they_find_in_turn(name, monkeypatch):
+    program, model = program_of(name)
+    runs = [seeded(program, 0), seeded(program, 0, positive=True)]
+    at_once = activations(program, runs, sources(model))
+    monkeypatch.setattr(ranges, "MANY", 0)
+    in_turn = activations(program, runs, sources(model))
+    assert list(at_once) == list(in_turn)
+    for found, other in zip(at_once.values(), in_turn.values(), strict=True):
+        assert (found.largest, found.need, found.share, found.bound) == (other.largest, other.need, other.share, other.bound)
+        assert found.loss == other.loss and np.array_equal(found.magnitudes, other.magnitudes)
+
+
 @pytest.mark.parametrize("name", usually(NETWORKS, "transformer", "shuffled", "squeezed", "matrices"))
 @pytest.mark.parametrize("size", usually([1e-3, 1, 1e4], 0, 1))
 def test_no_input_leaves_the_bounds(name, size):

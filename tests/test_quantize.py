@@ -54,6 +54,7 @@ from tccompile.quantize.known import (
     ALL,
     ELSEWHERE,
     FLOATS,
+    GATES,
     NAMED,
     OPERANDS,
     WAYS,
@@ -758,12 +759,12 @@ def test_gains_do_not_add_up_where_nothing_grows() -> None:
     assert moved / 1.7 < gains["t0"] < 1.7 * moved
 
 
-def squeeze() -> Net:
-    """A squeeze and excitation: two products of a vector, which are one step in floats."""
+def squeeze(factor: str = "x") -> Net:
+    """Two products of a vector, which are one step in floats: of a squeeze and excitation, if they multiply the image."""
     net = Net(x=(1, 64, 7, 7))
     h = net("GlobalAveragePool", net("Relu", "x"))
     h = net("Relu", net("Conv", h, net.normal(32, 64, 1, 1, scale=0.1), net.normal(32)))
-    return net.out(net("Mul", "x", net("Sigmoid", net("Conv", h, net.normal(64, 32, 1, 1, scale=0.2)))))
+    return net.out(net("Mul", factor, net("Sigmoid", net("Conv", h, net.normal(64, 32, 1, 1, scale=0.2)))))
 
 
 @pytest.mark.parametrize("layers_", [("n2",), ("n4",), ("n2", "n4"), ()])
@@ -778,7 +779,7 @@ def test_two_products_of_which_one_is_in_bytes_are_two_steps(layers_: tuple[str,
 
 def test_the_step_that_is_lost_counts() -> None:
     """One product in bytes seems to save half of what was half of a common step, and others save more, and less."""
-    net = squeeze()
+    net = squeeze("t1")
     net.outputs.clear()
     first = net("Conv", "t6", net.normal(64, 64, 1, 1))
     net.out(net("Conv", first, net.normal(64, 64, 1, 1)))
@@ -848,7 +849,8 @@ def test_what_is_multiplied_by_numbers_made_of_its_means_is_in_bytes_too(faster:
         return [*steps(made, 2.0, 1.0), (("n5",), 0.5 if stored == faster else 1.0)]
 
     found = picked(net, 1.0, times)
-    assert len(found.layers) == 3 and (image in found.tensors) == faster
+    assert len(found.layers) == 2 and (image in found.tensors) == faster
+    assert [*found.floats.values()] == [GATES]
 
 
 def test_products_that_are_one_launch_with_a_sum_in_bytes_are_chosen_with_it() -> None:
@@ -1621,6 +1623,16 @@ def test_grids_have_room_where_runs_differ() -> None:
     assert values["alike"].likely().max() < 1.05
     assert 2 < values["apart"].likely().max() < 4 and grid_of(values["apart"].likely()).scale * 255 > 1.9
     assert values["alike"].likely(float8=True).max() == MOST * values["alike"].all().max()
+
+
+def test_grids_have_no_room_beyond_what_values_are_cut_off_at() -> None:
+    net = Net(x=(1, 16, 8, 8))
+    cut, rectified = net("Clip", "x", np.float32(0), np.float32(6)), net("Relu", "x")
+    net.out(*(net("Conv", x, net.normal(8, 16, 1, 1)) for x in (cut, rectified)))
+    runs = [{"x": size * run["x"]} for size, run in zip((1.0, 2.0, 1.5, 1.2), runs_of(net, 4), strict=True)]
+    seen = observe(lower(rewritten(net)), runs, sources(net.model()), {cut: 1, rectified: 1}, lambda: None).values
+    assert seen[rectified].room > 1.05 and seen[rectified].likely().max() > 6.2
+    assert seen[cut].likely().max() == pytest.approx(6.0)
 
 
 def test_how_far_new_inputs_go_is_told_by_all_tensors_of_a_network() -> None:

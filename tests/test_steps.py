@@ -9,7 +9,7 @@ import pytest
 
 from tccompile.fuse.steps import in_steps
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, coord, load, walk
-from tccompile.ir.ops import Gemm
+from tccompile.ir.ops import Gemm, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.tensor import dense
@@ -68,6 +68,7 @@ DIVIDED = {
     "a sum of floats": quantized(call("relu", call("add", ACC, load(0))), 370.0),
     "relu, and a zero point": quantized(call("relu", SCALED), 0.37, 4.0),
     "a limit": quantized(call("min", call("relu", SCALED), 6.0), 0.037),
+    "a limit that is the type's but for a float's last bits": quantized(call("min", call("relu", SCALED), 9.43499), 0.037),
     "limits beyond the type's": quantized(call("min", call("max", SCALED, 0.0), 100.0), 0.37),
     "a residual": quantized(call("relu", call("add", SCALED, BYTES)), 1.1108),
     "a residual in halves": quantized(call("add", call("add", SCALED, BYTES), load(3)), 0.37),
@@ -83,7 +84,7 @@ def test_quotients_are_products_by_other_constants(case: str) -> None:
     left = int(case == "bytes, and bytes of these")  # of what was rounded quotients stay exact: halves are no accident
     assert functions(before).count("ratio") == left + 1 and functions(after).count("ratio") == left
     assert len(functions(after)) < len(functions(before)) + ("in halves" in case)
-    assert ("relu" in functions(after)) == (case in ("relu, and a zero point", "a limit"))
+    assert ("relu" in functions(after)) == (case == "relu, and a zero point")
     assert ("min" in functions(after)) == (case == "a limit") and "max" not in functions(after)
     wanted, found = results(before), results(after)
     assert len(np.unique(wanted)) > 20 and (found == wanted).mean() > 0.995 and abs(found - wanted).max() <= 1
@@ -121,3 +122,43 @@ def test_a_scale_that_others_read_stays_for_them() -> None:
     program = replace(program, tensors={**program.tensors, "z": dense("z", (40, 24), F32, pad=1)}, ops=(op, other))
     made = in_steps(program)
     assert made.ops[1] == other and made.ops[0].epilogue.loads != op.epilogue.loads
+
+
+def normed(*factors: Expr | float) -> Program:
+    """Bytes by these factors, a constant added, ReLU, and bytes of that: what stands between two products
+    where a norm comes first. Loads are the bytes, a scale and a constant for each channel."""
+    rng, rows = np.random.default_rng(2), (40, 24)
+    given = {
+        "x": rng.integers(-128, 128, rows).astype(np.int8),
+        "scale": rng.uniform(0.5, 1.5, 24).astype(np.float32),
+        "bias": rng.normal(0, 1, 24).astype(np.float32),
+    }
+    kinds = {"x": I8, "scale": F32, "bias": F32}
+    tensors = {n: dense(n, v.shape, kinds[n], pad=1) for n, v in given.items()} | {"y": dense("y", rows, U8, pad=1)}
+    x = call("sub", cast(load(0, DType.I64), F32), 0.0)
+    for factor in factors:
+        x = call("mul", x, factor)
+    views = (View("x", (coord(0), coord(1))), View("scale", (coord(1),)), View("bias", (coord(1),)))
+    op = Pointwise(nodes=("norm",), y="y", epilogue=Epilogue(quantized(call("relu", call("add", x, load(2))), 0.02), views))
+    made = Program((), ("y",), tensors, {n: Literal(v) for n, v in given.items()}, (op,))
+    verify(made)
+    return made
+
+
+def test_a_norm_s_constants_take_the_step_and_the_bytes_scale() -> None:
+    before = normed(0.03, load(1))
+    after = in_steps(before)
+    verify(after)
+    wanted = ["load", "cast", "sub", "load", "mul", "load", "add", "round", "saturate", "cast"]
+    assert [f for f in functions(after) if f != "const"] == wanted
+    found, expected = results(after), results(before)
+    assert len(np.unique(expected)) > 20 and (found == expected).mean() > 0.995 and abs(found - expected).max() <= 1
+
+
+def test_a_quotient_of_what_no_channel_scales_stays() -> None:
+    """Halves of a step are no accidents there: a byte's scale over another one is."""
+    before = replace(normed(0.03, load(1)))
+    op = before.ops[0]
+    plain = call("mul", call("sub", cast(load(0, DType.I64), F32), 0.0), 0.03)
+    same = replace(op, epilogue=Epilogue(quantized(plain, 0.02), op.epilogue.loads[:1]))
+    assert "ratio" in functions(in_steps(replace(before, ops=(same,))))

@@ -8,6 +8,7 @@ tile_order   in which order blocks take the tiles of a product
 ring         buffers that copies fill and warpgroups read, with their barriers: once, or in a ring
 producers    what fills a stage: boxes of a matrix, or pixels by im2col
 accumulator  what multiplies stages, and holds the sums
+whole_rows   weights that stay in shared memory, and how 64 rows of their products get into boxes
 sums         how the products of a tile's stages are summed up, as the ring brings them
 results      how sums leave: as rows, in boxes, in boxes turned over, added up over a cluster
 

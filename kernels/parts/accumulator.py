@@ -201,12 +201,14 @@ def accumulator(
     blocks: int = 1,
     overlaps: bool = False,
     short: int = 0,
+    promoted: bool = False,
 ) -> Accumulator:
-    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `overlaps`: whether rough
-    sums are `Overlapped`; `short`: bytes of K that count in the first stage, if not all."""
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promoted`: whether sums of
+    several stages are rough, and `overlaps`, whether they are then `Overlapped`; `short`: bytes of K that count in the first
+    stage, if not all."""
     if overlaps:
         return Overlapped(left, right, ring, short)
-    return (Promoted if group_atom(left.kind, right.kind).rough else Accumulator)(left, right, ring, places, blocks, short)
+    return (Promoted if promoted else Accumulator)(left, right, ring, places, blocks, short)
 
 
 class BlocksAccumulator(Part):

@@ -13,6 +13,9 @@ ROW = 128
 STEP = 32
 """Bytes of K that one wgmma takes, whatever their type."""
 
+ROWS = 64
+"""Of a warpgroup's product."""
+
 UNIT = 16
 """Bytes of which tensor maps' strides are multiples: the stride of an axis of one element may be anything."""
 

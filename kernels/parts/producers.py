@@ -22,7 +22,7 @@ from tccompile.kernels.parts.operands import BLOCK, Operand, Places
 from tccompile.kernels.parts.part import Part
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
-from tccompile.kernels.ptx.core import i32, inline, u16, u32
+from tccompile.kernels.ptx.core import cuda, i32, inline, u16, u32
 
 
 def boxes(operand: Operand) -> Any:
@@ -77,6 +77,20 @@ def _sparse(b: Operand, places: Places) -> Any:
     return copy_b
 
 
+def _for_all(operand: Operand, shared: int) -> Any:
+    """As `boxes`, of an operand that so many blocks of a cluster have in common: each copies a part of the rows to all."""
+    part = operand.extent // shared
+    part_bytes, every = part * operand.row_bytes, (1 << shared) - 1
+
+    @inline
+    def copy_part(map_, target, k, first, batch):
+        rank = i32(cuda.blockIdx.x & (shared - 1))
+        at = u32(target[1] + rank * part_bytes)
+        hw.copy_box_to(at, map_, target[0], k, i32(first + rank * part), batch, u16(every))
+
+    return copy_part
+
+
 class Producer(Part):
     """What producers have in common: how they ask for B.
 
@@ -117,11 +131,12 @@ class Producer(Part):
 class Tiled(Producer):
     """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0).
 
-    short  elements of K that the first stage counts, behind which the second one begins; or 0 for all
+    short   elements of K that the first stage counts, behind which the second one begins; or 0 for all
+    shared  blocks of a cluster that have the same rows of A
     """
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: int = 0) -> None:
-        copy_a, rows, depth = boxes(a), a.extent, a.depth
+    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: int = 0, shared: int = 1) -> None:
+        copy_a, rows, depth = _for_all(a, shared) if shared > 1 else boxes(a), a.extent, a.depth
         back = depth - short if short else 0
 
         @inline

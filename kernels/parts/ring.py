@@ -79,12 +79,16 @@ class Ring(Stages):
     stage(number, slot)             of `rings` rings of so many stages side by side, a stage's number among those of all, which
                                     takes the place of `slot` in all but `advance`
 
+    shared  blocks of a cluster that fill each other's stages: one is released to all of them, by the readers of all
     `slot` is a stage's number, and `parity` that of the phase of its barrier which is waited for next (int32 both). A loop has
     them as two variables, since the compiler makes worse code of a tuple that goes round.
     """
 
-    def __init__(self, layout: SharedLayout, name: str, stages: int, stage_bytes: int, readers: int, rings: int = 1) -> None:
+    def __init__(
+        self, layout: SharedLayout, name: str, stages: int, stage_bytes: int, readers: int, rings: int = 1, shared: int = 1
+    ) -> None:
         super().__init__(layout, name, stages, stage_bytes)
+        readers *= shared
         first, full, empty = layout[name], layout[f"{name} full"], layout[f"{name} empty"]
 
         @inline
@@ -137,3 +141,11 @@ class Ring(Stages):
         self.buffers, self.init, self.reader, self.writer, self.advance = buffers, init, reader, writer, advance
         self.stage, self.hold, self.none, self.acquire, self.release = stage, hold, none, acquire, hw.barrier_arrive
         self.skip = skip
+        if shared > 1:
+
+            @inline
+            def release_everywhere(held):
+                for rank in range(shared):
+                    hw.barrier_arrive_in(held, i32(rank))
+
+            self.release = release_everywhere

@@ -18,14 +18,16 @@ from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx.core import i32, inline
 
 
-def summing(ring: Ring, product: Accumulator, results: Results, added: bool, short: bool = False) -> Any:
+def summing(ring: Ring, product: Accumulator, results: Results, added: bool, short: bool = False, shared: bool = False) -> Any:
     """The one for what is multiplied; `added`: whether something is added to the results, which is asked for meanwhile; `short`:
-    whether the first stage counts in part."""
+    whether the first stage counts in part; `shared`: whether stages are filled by several blocks of a cluster."""
     if isinstance(product, Overlapped):
         return _overlapped(ring, product, results, added, short)
     if not product.sparse:
         return _dense(ring, product, results, added, short)
-    return (_sparse_rough if isinstance(product, Promoted) else _sparse)(ring, product, results, added)
+    if isinstance(product, Promoted):
+        return (_sparse_rough_in_turn if shared else _sparse_rough)(ring, product, results, added)
+    return _sparse(ring, product, results, added)
 
 
 def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
@@ -189,6 +191,44 @@ def _sparse_rough(ring: Any, product: Any, results: Any, added: bool) -> Any:
                 ring.release(held)
                 if not last:
                     ring.release(before)
+            acc = product.add(acc, part)
+        return acc, slot, parity
+
+    return sum_up
+
+
+def _sparse_rough_in_turn(ring: Any, product: Any, results: Any, added: bool) -> Any:
+    """The same where other blocks wait for stages too, so that each is given back as soon as it has been read. Of two warpgroups
+    the second one begins with a stage by itself, so that it multiplies while the other adds."""
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads, second = thread[3] & 127 == 0, thread[1] >= 4
+        first, end = share
+        acc, odd, k = product.zero(), product.none(), first
+        if added and not results.early and k < end:
+            results.ask(thread, tile, i32(0), e)
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            even = product.load(operands, slot)
+            part = product.multiply(product.nothing(), operands, slot, k, k, even)
+            held, alone = ring.hold(buffers, slot), k + 1 == end or (second and k == first)
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+            if not alone:
+                ring.wait(buffers, slot, parity)
+                odd = product.load(operands, slot)
+                part = product.multiply(part, operands, slot, k, first, odd)
+                product.wait_last(even, k)
+                if leads:
+                    ring.release(held)
+                held = ring.hold(buffers, slot)
+                slot, parity = ring.advance(slot, parity)
+                k = i32(k + 1)
+            product.wait(even, k)
+            product.wait(odd, k)
+            if leads:
+                ring.release(held)
             acc = product.add(acc, part)
         return acc, slot, parity
 

@@ -14,20 +14,30 @@ NUMBERS = 11
 """How many integers `numbers` gives."""
 
 
-def numbers(tiles_m: Extent, tiles_n: Extent, batches: Extent) -> tuple[Extent, ...]:
-    """What `place` needs, with reciprocals for its divisions; first how many tiles there are."""
-    rows = tiles_m * batches
+def numbers(tiles_m: Extent, tiles_n: Extent, batches: Extent, beside: int = 1) -> tuple[Extent, ...]:
+    """What `place` needs, with reciprocals for its divisions; first how many tiles there are. `beside`: as `placing` has it; the
+    columns of tiles are a multiple of it."""
+    rows, wide = tiles_m * batches, tiles_n // beside
     tail = rows % GROUP
-    dividers = (*divider(GROUP * tiles_n), *divider(greatest(tail, 1)), *divider(tiles_m))
-    return (rows * tiles_n, tiles_n, tiles_m, rows - tail, tail, *dividers)
+    dividers = (*divider(GROUP * wide), *divider(greatest(tail, 1)), *divider(tiles_m))
+    return (rows * tiles_n, wide, tiles_m, rows - tail, tail, *dividers)
 
 
-def placing() -> Any:
-    """The device function place(index, numbers) → (row tile within its batch, column tile, batch)."""
+def placing(beside: int = 1) -> Any:
+    """The device function place(index, numbers) → (row tile within its batch, column tile, batch).
+
+    beside  tiles of the same rows that follow each other, a power of two
+    """
     from tccompile.kernels.device_math import divide
     from tccompile.kernels.ptx.core import i32, inline
 
     by_group, smallest = GROUP.bit_length() - 1, GROUP - 1
+    by_beside, last = beside.bit_length() - 1, beside - 1
+
+    @inline
+    def place_beside(index, order):
+        row, column, batch = place(i32(index >> by_beside), order)
+        return row, i32((column << by_beside) + (index & last)), batch
 
     @inline
     def place(index, order):
@@ -43,4 +53,4 @@ def placing() -> Any:
         batch = divide(row, batch_m, batch_s)
         return i32(row - batch * tiles_m), column, batch
 
-    return place
+    return place_beside if beside > 1 else place

@@ -18,6 +18,10 @@ BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s8": 8, "u8": 8, "e4m3": 
 ROW_OF = {"u8": "s8", "e5m2": "e4m3"}
 """Types that have no rows of their own: an instruction of s8 takes u8 for a, b or both, and one of e4m3 takes e5m2."""
 
+FROM = 0x4B400000
+"""What sums of integers may begin with: the bits of 1.5 · 2^23 as a float32, so that with less than 2^22 added to them, or taken
+from them, they are the bits of that sum (`simt.float_from`)."""
+
 
 @dataclass(frozen=True)
 class Atom:
@@ -139,10 +143,15 @@ ATOMS = {
 
 def atoms(arch: Arch, a: str = "f16", b: str = "f16", sparse: bool = False) -> list[Atom]:
     """What a generation's Tensor Cores multiply two types of elements by, the largest product first; none if it has none."""
+    return [*_atoms(arch.cc, arch.suffix, a, b, sparse)]
+
+
+@cache
+def _atoms(cc: tuple[int, int], suffix: str, a: str, b: str, sparse: bool) -> tuple[Atom, ...]:
     wanted = (ROW_OF.get(a, a), ROW_OF.get(b, b), sparse)
-    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= arch.cc]
-    there = [x for x in found if x.threads > 1 and (not x.only or (x.since == arch.cc and arch.suffix))]
-    return sorted(there, key=lambda x: -x.m * x.n * x.k)
+    found = [x for x in ATOMS.values() if (x.a, x.b, x.sparse) == wanted and x.since <= cc]
+    there = [x for x in found if x.threads > 1 and (not x.only or (x.since == cc and suffix))]
+    return tuple(sorted(there, key=lambda x: -x.m * x.n * x.k))
 
 
 def of_warpgroups(arch: Arch) -> bool:

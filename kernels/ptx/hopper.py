@@ -103,6 +103,11 @@ cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;", void)
 in_block = instruction("mapa.shared::cluster.u32 $0, $1, $2;", u32, u32, u32, pure=True)
 """The address, in block $2 of the cluster, of what is at $1 in this block's shared memory."""
 
+barrier_arrive_in = instruction(
+    "{ .reg .b32 t; mapa.shared::cluster.u32 t, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [t]; }", void, u32, i32
+)
+"""Arrive at the barrier that lies at $0 in block $1 of the cluster."""
+
 cluster_arrive_at = instruction("barrier.cluster.arrive.release.aligned;", void, types.int64, i32)
 cluster_wait_at = instruction("barrier.cluster.wait.acquire.aligned;", void, types.int64, i32, i32)
 """The same with the parameters of `exchange.arrive` and `exchange.await_all`, which they need not."""
@@ -130,6 +135,13 @@ copy_box = instruction(
     void, u32, u64, u32, i32, i32, i32,
 )  # fmt: skip
 """(shared address, map, barrier, coordinates of a box of three dimensions, innermost first); zeros outside the array."""
+
+copy_box_to = instruction(
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+    " [$0], [$1, {$3, $4, $5}], [$2], $6;",
+    void, u32, u64, u32, i32, i32, i32, u16,
+)  # fmt: skip
+"""The same to that place in each block of the cluster that a mask names, whose own barrier is told of it."""
 
 copy_box4 = instruction(
     "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5, $6}], [$2];",

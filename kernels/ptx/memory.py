@@ -109,6 +109,13 @@ float_bits = instruction("mov.b32 $0, $1;", i32, f32, pure=True)
 store_word = instruction("st.shared.b32 [$0], $1;", void, u32, u32)
 
 
+@cache
+def store_apart(apart: int) -> Any:
+    """The device function (address, word) that writes two bytes of it to shared memory there, and the others so far behind."""
+    text = f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; st.shared.b16 [$0], low; st.shared.b16 [$0+{apart}], high; }}"
+    return instruction(text, void, u32, u32)
+
+
 def _store_turned() -> str:
     body = [".reg .b32 a, b, c, d; .reg .b32 " + ", ".join(f"y{k}_{q}" for k in range(4) for q in range(4)) + ";"]
     for q in range(4):

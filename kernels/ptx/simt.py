@@ -30,6 +30,9 @@ permute = instruction("prmt.b32 $0, $1, $2, $3;", i32, i32, i32, i32, pure=True)
 shifted = instruction("shl.b32 $0, $1, $2;", i32, i32, i32, pure=True)
 """shifted(a, n): a · 2^n in 32 bits, so 0 where n is 32."""
 
+float_from = instruction("{ .reg .f32 x; mov.b32 x, $1; add.rn.f32 $0, x, 0fCB400000; }", f32, i32, pure=True)
+"""float_from(sum): the float of an integer that was added to `atoms.FROM`. Takes half the cycles of a conversion."""
+
 product = instruction("mul.rn.f32 $0, $1, $2;", f32, f32, f32, pure=True)
 """a times b, rounded before anything is added to it."""
 

@@ -17,6 +17,7 @@ from tccompile.kernels.rates.rate import (
     DepthwiseBytesSm90,
     DepthwiseMma,
     DepthwiseSm90,
+    ExpandSm90,
     GemmMma,
     GemmSimt,
     GemmSm90,
@@ -30,10 +31,12 @@ from tccompile.kernels.rates.rate import (
     PairSm90,
     Pointwise,
     Pool,
+    PrologueSm90,
     Rate,
     Rates,
     Reduce,
     Rnn,
+    SqueezeExcite,
     Table,
     TwoPass,
 )
@@ -46,7 +49,8 @@ CONV_PATCH = "fitted to 295 times of 66 layers on an H200"
 DEPTHWISE = "fitted to times of depthwise layers on an H200, as are the numbers of the kernel's `cost`"
 DEPTHWISE_BYTES = "fitted to 36 times of 9 depthwise layers on an H200"
 BYTES_BY_BYTES = "fitted to 130 times of 17 depthwise layers on an H200"
-BOXES_OF_BYTES = "fitted to 420 times of 30 depthwise layers on an H200"
+PAIRS_OF_BYTES = "fitted to 95 times of 9 pairs of convolutions on an H200; estimates are 7 % off"
+BOXES_OF_BYTES = "fitted to 75 times of 14 depthwise layers on an H200; those of the fastest configs are 8 % off"
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
@@ -56,10 +60,13 @@ DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
 GEMM_SM90 = "fitted to 6100 times of 1120 convolutions and GEMMs, and with swapped operands 13600 of 1258, on an H200"
 BYTES_SM90 = "fitted to 193 times of 17 convolutions on an H100"
 GEMM_BYTES = "48 times of 1×1 convolutions of MobileNet at batch 32 on an H200"
+PROLOGUE_SM90 = "fitted to 27 times of 10 layers on an H200, and to those of densenet121 as a network"
 UNKNOWN = "not recorded"
+BESIDE = "60 times of 20 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
 ATTENTION_MMA = "fitted to 30 times on an H200"
 ATTENTION_SM90 = "fitted to 50 times in halves, and 10 in E4M3, on an H200"
 PAIR_SM90 = "fitted to 20 times of ResNet-50's layers at batch 32, and to whole networks at 32 and 128, on an H200"
+SQUEEZE_EXCITE = "fitted to 318 times of 32 squeezes on an H200; estimates are 16 % off, choices 4 % slower than the best"
 PAIRS_IN_GRAPH = "12 launches of ResNet-50 in int8 at batch 32 and 128, in its graph, on an H200"
 NORM_SPLIT = "fitted to times of 25 to 140 µs on an H200"
 
@@ -128,10 +135,13 @@ H200 = Rates(
         moving=Rate(1.0, "of the time", BYTES_BY_BYTES, "2026-11-26"),
     ),
     depthwise_bytes_sm90=DepthwiseBytesSm90(
-        start_us=Rate(2.0, "µs", BOXES_OF_BYTES, "2026-11-26"),
-        moving=Rate(1.13, "of the time", BOXES_OF_BYTES, "2026-11-26"),
-        product=Rate(12, "cycles", BOXES_OF_BYTES, "2026-11-26"),
-        alone=Rate(16.5, "cycles", BOXES_OF_BYTES, "2026-11-26"),
+        start_us=Rate(1.83, "µs", BOXES_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.04, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        apart=Rate(0.4, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        straddling=Rate(0.475, "of the time", BOXES_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.64, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        alone=Rate(0.3, "of the cycles", BOXES_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(1.38, "µs", BOXES_OF_BYTES, "2026-11-26"),
         half=Rate(14, "cycles", "11 depthwise layers with SiLU on an H200", "2026-11-26"),
     ),
     depthwise_mma=DepthwiseMma(
@@ -235,6 +245,7 @@ H200 = Rates(
         latency_us=Rate(0.8, "µs", GEMM_SM90, "2026-11-25"),
         queue=Rate(3, "copies", GEMM_SM90, "2026-11-25"),
         ahead=Rate(0.42, "of the stages", GEMM_SM90, "2026-11-25"),
+        beside=Rate(0.2, "of the stages", BESIDE, "2026-11-26"),
         room=Rate(2.4, "of the multiprocessors", GEMM_SM90, "2026-11-25"),
         full=Rate(0.6, "of the blocks", GEMM_SM90, "2026-11-25"),
         sums=Rate(155, "rows", GEMM_SM90, "2026-11-25"),
@@ -251,6 +262,7 @@ H200 = Rates(
         byte_load_us=Rate(0.2, "µs", BYTES_SM90, "2026-11-25"),
         byte_swapped_us=Rate(0.47, "µs", ZOO_BYTES, "2026-11-26"),
         byte_swapped_load_us=Rate(0.3, "µs", BYTES_SM90, "2026-11-26"),
+        at_once=Rate(1.5, "of the time", BESIDE, "2026-11-26"),
         split_us=Rate(0.48, "µs", GEMM_SM90, "2026-11-25"),
         split_sums_us=Rate(0.36, "µs", GEMM_SM90, "2026-11-25"),
         split_load_us=Rate(0.4, "µs", GEMM_SM90, "2026-11-25"),
@@ -273,12 +285,22 @@ H200 = Rates(
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
         overlapping=Rate(0.34, "of the time", ZOO_BYTES, "2026-11-26"),
+        shared_rows=Rate(0.93, "of the time", "4096³ and 8192³ in E4M3, weights 2:4, on an H200", "2026-11-26"),
         narrow_gathering=Rate(1.8, "of the time", ZOO_BYTES, "2026-11-26"),
         teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),
         erf=Rate(27, "instructions", "4 products of 128 rows on an H200", "2026-11-26"),
         tanh=Rate(12, "instructions", "what two convolutions take beyond their estimates, on an H200", "2026-11-26"),
+        sigmoid=Rate(8, "instructions", "what 16 → 96 at 112² takes in int8 to halves, and five in fp16", "2026-11-26"),
         coarse_gelu=Rate(8, "instructions", "by count of instructions", "2026-11-26"),
         coarse_tanh=Rate(6, "instructions", "by count of instructions", "2026-11-26"),
+    ),
+    expand_sm90=ExpandSm90(
+        start_us=Rate(2.88, "µs", PAIRS_OF_BYTES, "2026-11-26"),
+        moving=Rate(1.2, "of the time", PAIRS_OF_BYTES, "2026-11-26"),
+        busy=Rate(1.69, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        alone=Rate(1.89, "of the cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        half=Rate(25, "cycles", PAIRS_OF_BYTES, "2026-11-26"),
+        tile_us=Rate(0.344, "µs", PAIRS_OF_BYTES, "2026-11-26"),
     ),
     pair_sm90=PairSm90(
         start_us=Rate(1.5, "µs", PAIRS_IN_GRAPH, "2026-11-26"),
@@ -287,6 +309,17 @@ H200 = Rates(
         results_us=Rate(0.36, "µs", PAIR_SM90, "2026-11-26"),
         bytes_us=Rate(0.28, "µs", PAIRS_IN_GRAPH, "2026-11-26"),
         made=Rate(0.45, "of the time", PAIR_SM90, "2026-11-26"),
+    ),
+    prologue_sm90=PrologueSm90(
+        start_us=Rate(1.5, "µs", PROLOGUE_SM90, "2026-11-26"),
+        apart_us=Rate(3.0, "µs", PROLOGUE_SM90, "2026-11-26"),
+        weights=Rate(80000, "bytes/µs", PAIR_SM90, "2026-11-26"),
+        alone_us=Rate(0.8, "µs", PROLOGUE_SM90, "2026-11-26"),
+        chunk_us=Rate(0.48, "µs", PROLOGUE_SM90, "2026-11-26"),
+        halves=Rate(1.4, "of the time", PROLOGUE_SM90, "2026-11-26"),
+        stored_alone_us=Rate(1.2, "µs", PROLOGUE_SM90, "2026-11-26"),
+        stored_us=Rate(0.24, "µs", PROLOGUE_SM90, "2026-11-26"),
+        shared_us=Rate(0.4, "µs", PROLOGUE_SM90, "2026-11-26"),
     ),
     attention=Attention(
         step_us=Rate(1.5, "µs", UNKNOWN, "2026-11-25"),
@@ -356,6 +389,15 @@ H200 = Rates(
     mlp=Mlp(
         start_us=Rate(0.7, "µs", UNKNOWN, "2026-11-22"),
         l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-22"),
+    ),
+    squeeze_excite=SqueezeExcite(
+        start_us=Rate(0.54, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        turn_us=Rate(0.44, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        thread_us=Rate(0.0053, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        weight_us=Rate(0.042, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        pixel_us=Rate(0.0136, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        moving=Rate(0.86, "of the time", SQUEEZE_EXCITE, "2026-11-26"),
+        reach=Rate(3.0, "multiprocessors", SQUEEZE_EXCITE, "2026-11-26"),
     ),
     two_pass=TwoPass(
         setup=Rate(100, "instructions", "a vector of 8 takes 110 in all on an H200", "2026-11-21"),

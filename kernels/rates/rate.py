@@ -177,12 +177,36 @@ class DepthwiseBytesSm90:
     """A launch, the first boxes' way in and the last ones' way out."""
     moving: Rate
     """Each tensor's bytes once."""
-    product: Rate
-    """A product, where Tensor Cores are busy."""
+    apart: Rate
+    """More for boxes of parts of pixels, in whole sectors of the L2 cache."""
+    straddling: Rate
+    """More for boxes of other parts of pixels."""
+    busy: Rate
+    """A row of results, where a multiprocessor is busy."""
     alone: Rate
-    """A product of a warp, of those that it makes one after the other."""
+    """The same of a warp, of those that it makes one after the other."""
+    tile_us: Rate
+    """A tile of a block, beside its rows."""
     half: Rate
-    """A result in halves, more than one in bytes, of a lane."""
+    """A result in halves by a function such as SiLU, of a lane."""
+
+
+@dataclass(frozen=True)
+class ExpandSm90:
+    """What `expand_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """A launch, the first boxes' way in and the last ones' way out."""
+    moving: Rate
+    """The bytes of what is read and written once."""
+    busy: Rate
+    """128 results, where a multiprocessor is busy."""
+    alone: Rate
+    """The same of a warp, of those that it makes one after the other."""
+    half: Rate
+    """128 results in halves, more than in bytes."""
+    tile_us: Rate
+    """A tile of a block, beside its results."""
 
 
 @dataclass(frozen=True)
@@ -377,8 +401,10 @@ class GemmSm90:
     """More, in the time of copies that are under way."""
     ahead: Rate
     """What comes while the launch before ends, where blocks find room."""
+    beside: Rate
+    """The same where blocks leave room: see `gemm_sm90_tile.in_the_way`."""
     room: Rate
-    """Less of it for each block of one."""
+    """Less of what comes for each block of one."""
     full: Rate
     """What of them does not count there."""
     sums: Rate
@@ -409,6 +435,8 @@ class GemmSm90:
     """As `byte_us`, with swapped operands."""
     byte_swapped_load_us: Rate
     """As `byte_load_us`, with swapped operands."""
+    at_once: Rate
+    """More for storing large tiles of products of bytes where all tiles are made at the same time, and so stored at its end."""
     split_us: Rate
     """To store a share of what a cluster has summed up."""
     split_sums_us: Rate
@@ -453,6 +481,8 @@ class GemmSm90:
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     overlapping: Rate
     """What is left of that where sums are added up while the next are made."""
+    shared_rows: Rate
+    """All of a stage where two blocks copy half of its rows for each other."""
     narrow_gathering: Rate
     """All that im2col copies take, of rows of up to 32 bytes of numbers of 8 bits."""
     teams: Rate
@@ -461,6 +491,8 @@ class GemmSm90:
     """Slots of instructions that erf of a result takes."""
     tanh: Rate
     """The same of tanh."""
+    sigmoid: Rate
+    """The same of a sigmoid, or of SiLU."""
     coarse_gelu: Rate
     """The same of gelu where 8 bits of it are stored."""
     coarse_tanh: Rate
@@ -617,6 +649,26 @@ class Mlp:
     """A block's start and end."""
     l2_bytes: Rate
     """Weights that come to a multiprocessor from the L2 cache."""
+
+
+@dataclass(frozen=True)
+class SqueezeExcite:
+    """What `squeeze_excite.py` asks of a GPU."""
+
+    start_us: Rate
+    """Of the first blocks."""
+    turn_us: Rate
+    """What comes one after the other in a block beside what follows."""
+    thread_us: Rate
+    """A thread of a block: clusters of large ones find room later."""
+    weight_us: Rate
+    """A weight that a thread multiplies."""
+    pixel_us: Rate
+    """A channel of a pixel that a thread keeps."""
+    moving: Rate
+    """Of the time that the bytes take: what is read and written comes and goes by way of the L2 cache."""
+    reach: Rate
+    """How many multiprocessors' share of the bandwidth a block gets, where there are few."""
 
 
 @dataclass(frozen=True)
@@ -780,6 +832,30 @@ class PairSm90:
 
 
 @dataclass(frozen=True)
+class PrologueSm90:
+    """What `prologue_sm90.py` asks of a GPU."""
+
+    start_us: Rate
+    """From the launch before to the first results."""
+    apart_us: Rate
+    """What estimates of the two ops one after the other say beyond their time, which is said of both together, too."""
+    weights: Rate
+    """Weights that come to each multiprocessor."""
+    alone_us: Rate
+    """A warpgroup's time for 64 rows of 128 channels in bytes, where few others share its multiprocessor."""
+    chunk_us: Rate
+    """A multiprocessor's for as many."""
+    halves: Rate
+    """Of both, where they are halves."""
+    stored_alone_us: Rate
+    """A warpgroup's time to store 64 rows of 128 results, where few others share its multiprocessor."""
+    stored_us: Rate
+    """A multiprocessor's for as many."""
+    shared_us: Rate
+    """To add up the sums of warpgroups that have multiplied the same rows."""
+
+
+@dataclass(frozen=True)
 class Rates:
     """All that was measured of one GPU: what several cost models ask, and by their kernels, what one does."""
 
@@ -817,7 +893,9 @@ class Rates:
     gemv_packed: GemvPacked
     gemm_mma: GemmMma
     gemm_sm90: GemmSm90
+    expand_sm90: ExpandSm90
     pair_sm90: PairSm90
+    prologue_sm90: PrologueSm90
     attention: Attention
     attention_mma: AttentionMma
     attention_sm90: AttentionSm90
@@ -825,6 +903,7 @@ class Rates:
     norm_team: NormTeam
     rnn: Rnn
     mlp: Mlp
+    squeeze_excite: SqueezeExcite
     two_pass: TwoPass
     reduce: Reduce
     pointwise: Pointwise

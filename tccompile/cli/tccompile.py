@@ -110,7 +110,7 @@ class Compile(Command):
     multiple=True,
     metavar="batch=1..64",
     help="Sizes that one plan takes all of: a named dimension's, h=64..2160:8 in steps of 8, or an input's, x=1..64x3x224x224. "
-    "total=past+new: a dimension that is a sum of others.",
+    "total=past+new, high=8*h: a dimension that is a sum of others, or so many times one.",
 )
 @click.option(
     "--arch",

@@ -104,6 +104,11 @@ def put(key: str, data: bytes) -> None:
             raise
 
 
+def is_empty() -> bool:
+    """Whether there are no entries at all."""
+    return next(folder().glob("*/*.bin"), None) is None
+
+
 def size() -> tuple[int, int]:
     """How many entries there are, and their bytes."""
     sizes = []

@@ -21,7 +21,8 @@ class CodegenError(TccompileError):
 
 
 class SpillError(CodegenError):
-    """A kernel that needs more registers than a thread may have: right, but slow, so another config should be taken.
+    """A kernel that needs more registers than a thread may have: right, but slow, so another config should be taken. Or one that
+    the assembler crashes on.
 
     jobs  what spilled, of all that was to be emitted
     """

@@ -19,15 +19,25 @@ POOL_FROM = 4
 """Jobs from which processes are started: each takes about a second to import Numba."""
 
 
+EXPECTED = 8
+"""Processes that are started before it is known what there is to compile."""
+
+
 def team(jobs: int | None) -> Team:
     """`jobs` processes, or as many as cores if None."""
     return Team(jobs or os.cpu_count() or 1)
 
 
+def expect(ahead: Team) -> None:
+    """Have processes started for what will be many kernels, if there are none in the cache: which these are does not matter."""
+    if _for_processes(EXPECTED, ahead.most) and cache.is_empty():
+        ahead.start(EXPECTED)
+
+
 def begin(wanted: Iterable[Job], ahead: Team) -> None:
     """Have a team begin with kernels of which most will be wanted, while it is found out which."""
     missing = [job for job in dict.fromkeys(wanted) if job[0].kernel != CustomKernel.name and kept(job) is None]
-    if _for_processes(missing, ahead.most):
+    if _for_processes(len(missing), ahead.most):
         ahead.begin(_by_code(missing))
 
 
@@ -58,7 +68,7 @@ def emit(
     here, elsewhere = _of_users(misses), [job for job in misses if job[0].kernel != CustomKernel.name]
     if ahead is not None and ahead.started:
         ahead.compile(_by_code(elsewhere), finished)
-    elif _for_processes(elsewhere, most := min(jobs or os.cpu_count() or 1, len(elsewhere))):
+    elif _for_processes(len(elsewhere), most := min(jobs or os.cpu_count() or 1, len(elsewhere))):
         with Team(most) as own:
             own.compile(_by_code(elsewhere), finished)
     else:
@@ -74,9 +84,9 @@ def emit(
     return {job: images[job] for job in todo}
 
 
-def _for_processes(jobs: Sequence[Job], most: int) -> bool:
-    """Whether processes compile these, of which there may be so many."""
-    return most > 1 and len(jobs) >= POOL_FROM and bool(sys.executable)
+def _for_processes(jobs: int, most: int) -> bool:
+    """Whether processes compile so many jobs, of which there may be so many."""
+    return most > 1 and jobs >= POOL_FROM and bool(sys.executable)
 
 
 def _of_users(jobs: Iterable[Job]) -> list[Job]:

@@ -18,13 +18,16 @@ PTX_VERSIONS = ("5.0", "6.0", "6.3", "6.4", "6.5", "7.0", "7.1", "7.4", "7.8", "
 def assemble(ptx: str, target: str) -> tuple[bytes, Resources]:
     """PTX to a cubin, by the ptxas of the toolchain that Numba uses.
 
-    Raises CodegenError with ptxas' message on an error, on spills, and on warnings C75xx (serialised wgmma).
+    Raises CodegenError with ptxas' message on an error, on spills, and on warnings C75xx (serialised wgmma); SpillError, too,
+    where ptxas crashes, as some versions do on some code: other configs are other code.
     """
     with tempfile.TemporaryDirectory(prefix="tccompile-") as folder:
         Path(folder, "kernel.ptx").write_text(ptx)
         command = [toolchain.ptxas(), f"-arch={target}", "-O3", "-v", "--warn-on-spills", "kernel.ptx", "-o", "kernel.cubin"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         log = done.stdout + done.stderr
+        if done.returncode < 0:
+            raise SpillError(f"ptxas crashes on it (signal {-done.returncode})")
         if done.returncode:
             raise CodegenError(f"ptxas: {log.strip()}")
         spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]

@@ -50,12 +50,16 @@ class Team:
         """Whether there are any processes."""
         return bool(self._workers)
 
+    def start(self, count: int) -> None:
+        """Have so many processes, or as many as there may be: before there is anything to compile they import Numba."""
+        for _ in range(min(count, self.most) - len(self._workers)):
+            self._workers.append(worker := Worker(self.cached))
+            self._idle.append(worker)
+
     def begin(self, groups: Sequence[Sequence[Job]]) -> None:
         """Have jobs compiled. Those of a group go to the same process, one after the other; those begun before are left out."""
         new = [own for group in groups if (own := [job for job in group if job not in self])]
-        for _ in range(min(self.most, len(self._begun) + sum(map(len, new))) - len(self._workers)):
-            self._workers.append(worker := Worker(self.cached))
-            self._idle.append(worker)
+        self.start(len(self._begun) + sum(map(len, new)))
         for group in new:
             self._begun |= dict.fromkeys(group, self._threads.submit(self._compile, group))
 

@@ -19,7 +19,7 @@ Each pass is an equation that leaves every remaining tensor's values as they wer
                           f(transpose(op(x)), y)         =>  transpose(op(x) with epilogue f(acc, y')), as a view
                           depth_to_space(conv(x, w))     =>  conv(x, permuted w) with a shuffled store; a part of it is a view
                           shuffle_channels(conv(x, w))   =>  conv(x, permuted w)
-    in_steps              round((s · acc + b) / k)       =>  round(s/k · acc + b/k), where a product is stored in bytes
+    in_steps              round((s · acc + b) / k)       =>  round(s/k · acc + b/k), where a product or a norm is stored in bytes
     two_products          conv(f(conv(x, w) + b), v)     =>  mlp(x, w, b, v), for images of one pixel
     alias                 y = copy(x)                    =>  y is a view of x
     gather_channels       conv(some channels of x, w)    =>  conv(x, w'), with zeros for the channels that are left out

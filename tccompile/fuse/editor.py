@@ -85,20 +85,20 @@ class Editor:
 
 def without_dead_code(program: Program) -> Program:
     """Drop ops whose results nobody reads, then tensors and constants that no op names."""
+    owner = {name: t.base or name for name, t in program.tensors.items()}
     needed = set(program.outputs)
     kept: list[Op] = []
     for op in reversed(program.ops):
-        if any(name in needed or program.tensors[name].storage in needed for name in op.results):
+        if any(name in needed or owner[name] in needed for name in op.results):
             kept.append(op)
-            for name in op.inputs:
-                needed |= {name, program.tensors[name].storage}
+            needed.update(op.inputs, [owner[name] for name in op.inputs])
     ops = tuple(reversed(kept))
     named = {*program.inputs, *program.outputs}
     for op in ops:
-        named |= {*op.results, *op.inputs}
+        named.update(op.results, op.inputs)
     forms = {n: forms for n, forms in program.forms.items() if n in named}
     named |= {name for found in forms.values() for form in found for name in form.tensors}
-    named |= {program.tensors[n].storage for n in named}
+    named |= {owner[name] for name in named}
     tensors = {n: t for n, t in program.tensors.items() if n in named}
     constants = {n: r for n, r in program.constants.items() if n in named}
     storage = {n: s for n, s in program.storage.items() if n in named}

@@ -87,6 +87,8 @@ class Index:
     def __add__(self, other: Index | Extent) -> Index:
         if not isinstance(other, Index):
             return Index(self.terms, self.constant + other)
+        if not self.terms or not other.terms:
+            return Index(self.terms or other.terms, self.constant + other.constant)
         total = dict(self.terms)
         for atom, k in other.terms:
             total[atom] = total.get(atom, 0) + k
@@ -95,6 +97,8 @@ class Index:
     __radd__ = __add__
 
     def __mul__(self, k: Extent) -> Index:
+        if type(k) is int and k == 1:  # an open one would not say
+            return self
         return _index({atom: c * k for atom, c in self.terms}, self.constant * k)
 
     __rmul__ = __mul__
@@ -152,8 +156,16 @@ class Index:
 
 
 def _index(terms: dict[Atom, Extent], constant: Extent) -> Index:
-    kept = sorted(((a, k) for a, k in terms.items() if k), key=lambda t: (not isinstance(t[0], Coord), repr(t[0])))
+    kept = [(a, k) for a, k in terms.items() if k]
+    if len(kept) > 1:
+        kept.sort(key=_order)
     return Index(tuple(kept), constant)
+
+
+def _order(term: tuple[Atom, Extent]) -> tuple[bool, int, str]:
+    """What terms are sorted by: coordinates come first."""
+    atom = term[0]
+    return (False, atom.axis, "") if isinstance(atom, Coord) else (True, 0, repr(atom))
 
 
 def parts(atom: Atom) -> tuple[Index, ...]:

@@ -52,9 +52,14 @@ def same(a: Extent, b: Extent) -> bool:
     return bool((_values(a) == _values(b)).all())
 
 
+def alike(a: Shape, b: Shape) -> bool:
+    """Whether two shapes are equal, at all sizes if they are open."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
 def divides(d: int, n: Extent) -> bool:
     """Whether a number divides an extent, at all sizes if that is open."""
-    return same(n % d, 0)
+    return n % d == 0 if type(n) is type(d) is int else same(n % d, 0)
 
 
 def hint(extent: Extent) -> int:

@@ -200,8 +200,9 @@ class Family:
     def sizes_of(self, shapes: Mapping[str, Shape]) -> tuple[int, ...] | None:
         """The sizes at which the inputs have these shapes; None if there are none."""
         ranks, of_sizes, fixed = self._extents
-        if any(len(shapes[name]) != rank for name, rank in ranks):
-            return None
+        for name, rank in ranks:
+            if len(shapes[name]) != rank:
+                return None
         found: dict[int, int] = {}
         for name, axis, number, size in of_sizes:
             n = shapes[name][axis]

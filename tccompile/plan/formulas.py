@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import gcd
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ def _maker(tree: Any) -> Maker | None:
         return None if PLAIN.issuperset(map(type, tree)) else _many(enumerate(tree), list, tuple, tree)
     if isinstance(tree, Mapping):
         return _many(tree.items(), dict, None, tree)
-    if names := _names(type(tree)):
+    if names := names_of(type(tree)):
         own, cls = {name: getattr(tree, name) for name in names}, type(tree)
         whole = _many(own.items(), dict, None, own)
         return whole and (lambda numbers: cls(**whole(numbers)))
@@ -155,21 +155,26 @@ def _many(
 
 def slots(tree: Any) -> int:
     """One more than the largest slot of a tree; 0 without any."""
-    most, left = 0, [tree]
+    return max(used(tree), default=-1) + 1
+
+
+def used(tree: Any) -> set[int]:
+    """The slots of a tree."""
+    found, left = set[int](), [tree]
     while left:
         part = left.pop()
         if type(part) in PLAIN:
             continue
         if type(part) is Slot:
-            most = max(most, part.number + 1)
+            found.add(part.number)
         elif isinstance(part, tuple | list):
             if not PLAIN.issuperset(map(type, part)):
                 left += part
         elif isinstance(part, Mapping):
             left += part.values()
         else:
-            left += [getattr(part, name) for name in _names(type(part))]
-    return most
+            left += [getattr(part, name) for name in names_of(type(part))]
+    return found
 
 
 PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
@@ -179,7 +184,7 @@ PLAIN = frozenset((int, str, float, bool, bytes, type(None), DType, np.ndarray))
 _fields: dict[type, tuple[str, ...]] = {}
 
 
-def _names(cls: type) -> tuple[str, ...]:
+def names_of(cls: type) -> tuple[str, ...]:
     """The fields of a class of dataclasses; none of others."""
     if cls not in _fields:
         _fields[cls] = tuple(f.name for f in fields(cls)) if is_dataclass(cls) else ()
@@ -275,30 +280,52 @@ ARRAYS: Mapping[str, Callable[[Any, Any], Any]] = {
 EXACT = 1 << 53
 
 
-KEPT = 1 << 16
-"""Numbers up to which what formulas give at all sizes is kept."""
+KEPT = 1 << 18
+"""Numbers up to which what formulas give at all sizes is kept: a megabyte, if none has more than 32 bits."""
 
 
 class Prepared:
     """Formulas that are computed again and again.
 
-    known  what they give at all sizes, as `everywhere` says: then numbers are not looked at again, and of few sizes only found
+    known   what they give at all sizes, as `everywhere` says: then numbers are not looked at again, and of few sizes only found
+    needed  those whose numbers are asked for, if not all: where formulas are known, others may be 0
     """
 
-    def __init__(self, formulas: Sequence[Formula], sizes: Sequence[Size], known: np.ndarray | None):
+    def __init__(
+        self, formulas: Sequence[Formula], sizes: Sequence[Size], known: np.ndarray | None, needed: Collection[int] | None = None
+    ):
         self.formulas, self._sizes = formulas, [size.all for size in sizes]
         self._proven = known is not None
-        self.kept = np.ascontiguousarray(known.T) if known is not None and known.size <= KEPT else None
-        """What they give at all sizes, a row each, of few sizes."""
-        self._quotients = [(i, a, b) for i, (op, a, b) in enumerate(formulas) if op == "/"]
+        wanted = {*range(len(formulas))} if needed is None else {*needed}
+        self._quotients = [(i, a, b) for i, (op, a, b) in enumerate(formulas) if op == "/" and i in wanted]
+        wanted |= {n for _, a, b in self._quotients for n in (a, b)}
+        self._columns = np.array(sorted(wanted), np.int64)
+        few = known is not None and len(wanted) * known.shape[1] <= KEPT
+        self._kept = _narrow(known[self._columns].T) if known is not None and few else None
+        for i in range(len(formulas) - 1, -1, -1):  # what is computed on the way
+            op, a, b = formulas[i]
+            if i in wanted and op in UNCHECKED:
+                wanted |= {a, b}
         self._numbers = [a if op == "int" else 0 for op, a, _ in formulas]
         self._of_sizes = [(i, a) for i, (op, a, _) in enumerate(formulas) if op == "size"]
-        self._steps = [(i, UNCHECKED[op], a, b) for i, (op, a, b) in enumerate(formulas) if op in UNCHECKED]
+        self._steps = [(i, UNCHECKED[op], a, b) for i, (op, a, b) in enumerate(formulas) if op in UNCHECKED and i in wanted]
+
+    @property
+    def kept(self) -> int | None:
+        """How many sizes there are, if numbers of all of them are kept."""
+        return None if self._kept is None else len(self._kept)
+
+    def whole(self, row: int) -> np.ndarray:
+        """The numbers that are kept of sizes, by their row."""
+        assert self._kept is not None
+        out = np.zeros(len(self.formulas), np.int64)
+        out[self._columns] = self._kept[row]
+        return out
 
     def at(self, sizes: Sequence[int]) -> tuple[list[Any], np.ndarray]:
         """What `computed` gives at these sizes, which are some of all, and that as `integers`."""
-        if self.kept is not None:
-            whole = self.kept[self.row(sizes)]
+        if self._kept is not None:
+            whole = self.whole(self.row(sizes))
             numbers: list[Any] = whole.tolist()
             for i, a, b in self._quotients:
                 numbers[i] = numbers[a] / numbers[b]
@@ -328,6 +355,12 @@ class Prepared:
         return np.array(whole, np.int64)
 
 
+def _narrow(known: np.ndarray) -> np.ndarray:
+    """A copy, in 32 bits if none of the numbers needs more."""
+    small = np.abs(known).max(initial=0) < 1 << 31
+    return np.ascontiguousarray(known, np.int32 if small else np.int64)
+
+
 def everywhere(formulas: Sequence[Formula], sizes: Sequence[Size], found: Sequence[Span]) -> np.ndarray | None:
     """What each formula is, a row, at all sizes, as `integers`; None if these are many, or if some formula gives no number.
 
@@ -349,6 +382,13 @@ def everywhere(formulas: Sequence[Formula], sizes: Sequence[Size], found: Sequen
         elif op != "/":
             out[i] = ARRAYS[op](out[a], out[b])
     return out
+
+
+def narrowed(found: Sequence[Span], known: np.ndarray) -> list[Span]:
+    """Spans with what formulas are at all sizes, as `everywhere` says, in the place of what they might be: of a quotient of two
+    that grow together, a span knows each alone."""
+    least, most = known.min(1).tolist(), known.max(1).tolist()
+    return [Span(low, high, span.multiple) for low, high, span in zip(least, most, found, strict=True)]
 
 
 def _gives_numbers(op: str, a: np.ndarray, b: np.ndarray) -> bool:
@@ -380,18 +420,23 @@ class _Table:
 
     def visit(self, tree: Any) -> Any:
         """The tree with slots."""
-        if isinstance(tree, Open):
+        cls = type(tree)
+        if cls in PLAIN:
+            return tree
+        if cls is Open:
             return Slot(self.number(tree))
         if isinstance(tree, tuple | list):
+            if PLAIN.issuperset(map(type, tree)):
+                return tree
             parts = [self.visit(part) for part in tree]
-            return tree if all(a is b for a, b in zip(parts, tree, strict=True)) else tuple(parts)
+            return tree if all(map(operator.is_, parts, tree)) else tuple(parts)
+        if names := names_of(cls):
+            parts = [getattr(tree, name) for name in names]
+            made = [part if type(part) in PLAIN else self.visit(part) for part in parts]
+            return tree if all(map(operator.is_, made, parts)) else cls(**dict(zip(names, made, strict=True)))
         if isinstance(tree, Mapping):
-            made = {key: self.visit(part) for key, part in tree.items()}
-            return tree if all(made[key] is part for key, part in tree.items()) else made
-        if is_dataclass(tree) and not isinstance(tree, type):
-            own = {f.name: getattr(tree, f.name) for f in fields(tree)}
-            made = {name: self.visit(part) for name, part in own.items()}
-            return tree if all(made[name] is part for name, part in own.items()) else type(tree)(**made)
+            made = [part if type(part) in PLAIN else self.visit(part) for part in tree.values()]
+            return tree if all(map(operator.is_, made, tree.values())) else dict(zip(tree, made, strict=True))
         return tree
 
     def number(self, extent: Any) -> int:

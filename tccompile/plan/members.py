@@ -19,7 +19,7 @@ from tccompile.errors import PlanError
 from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Family, Int, Map
-from tccompile.plan.formulas import Prepared, Slot, Span, computed, everywhere, integers, spans
+from tccompile.plan.formulas import Prepared, Slot, Span, computed, everywhere, integers, narrowed, spans, used
 from tccompile.plan.rules import GRID
 
 WIDE = float(1 << 62)
@@ -75,10 +75,13 @@ class Bounds:
         self._most_shared = np.maximum(self._most_shared, lowest[self._shared])
         found = spans(family.formulas, family.sizes)
         at_all = everywhere(family.formulas, family.sizes, found)
-        self.formulas = Prepared(family.formulas, family.sizes, at_all)
+        if at_all is not None:
+            found = narrowed(found, at_all)
         self._left = self._unproven(found)
         self.proven = self._left is not None and at_all is not None and self._left_holds(at_all, self._left)
         """Whether the rules hold for all members."""
+        needed = used((launches, io_of(family), program.counts)) if self.proven else None
+        self.formulas = Prepared(family.formulas, family.sizes, at_all, needed)
 
     def check(self, numbers: np.ndarray) -> None:
         """Raises PlanError for the member whose numbers these are, as `integers` gives them, if it breaks a rule."""

@@ -52,7 +52,7 @@ from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.channels import with_powers
 from tccompile.precision.growth import MIXED, growth
 from tccompile.precision.positions import LEAST, divisors, positions, read_in_full, whole_numbers
-from tccompile.precision.ranges import Spread
+from tccompile.precision.ranges import Spread, loss
 from tccompile.refit.held import EVEN, LOSS, terms_of
 
 HEADROOM = 2.0**13
@@ -269,7 +269,7 @@ class _Choice:
             if need.moved > PARTS:
                 writers = (op for op in self.program.ops if self.program.tensors[op.y].storage == owner)
                 self.in_full |= {op.nodes[0]: f"{need.node!r} depends on its last digits" for op in writers}
-        if fits and _loss(v) <= LOSS:
+        if fits and values.loss <= LOSS:
             return
         what = f"values of {_middle(v):.1e}" if fits else f"values up to {values.largest:.1e}"
         if values.estimated:
@@ -283,7 +283,7 @@ class _Choice:
         ends = largest > 2.0**STEP or float(np.float16(largest)) / scale > DType.F32.largest  # rounded up
         if owner in self.wide:
             self.lost[owner] = scale
-        elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or _loss(scaled) > LOSS or ends:
+        elif ((scaled < LEAST) & (v >= LEAST)).mean() > 1 / 64 or loss(scaled) > LOSS or ends:
             self._widen(owner, f"fp32: {what}, most around {_middle(v):.1e}; fp16 is not as wide at any scale")
             self.lost[owner] = scale
         elif self.growth.get(owner, 0.0) >= MIXED:
@@ -429,16 +429,6 @@ def _may_be_huge(e: Expr) -> bool:
 
 def _middle(v: np.ndarray) -> float:
     return float(np.median(v.astype(np.float64))) if v.size else 0.0  # the sum of two float32 may be too large for one
-
-
-def _loss(v: np.ndarray) -> float:
-    """The relative error of fp16 storage: ‖fp16(v) - v‖ / ‖v‖."""
-    if not v.size:
-        return 0.0
-    exact = v.astype(np.float64)
-    with np.errstate(over="ignore"):
-        rounded = v.astype(np.float16).astype(np.float64)
-    return float(np.sqrt(np.square(rounded - exact).sum() / np.square(exact).sum()))  # not BLAS: its threads cost more than this
 
 
 # --- Copies for Tensor Cores -----------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -63,6 +66,7 @@ class Spread:
     need: Need | None = None
     share: float = 0.0
     apart: Apart | None = None
+    _loss: float | None = None
 
     def add(self, values: np.ndarray) -> None:
         flat = values.ravel("K")  # memory order: no copy of a transposed array
@@ -73,10 +77,35 @@ class Spread:
             high, low = (float(finite.max()), float(finite.min())) if finite.size else (0.0, 0.0)
         self.largest = max(self.largest, high, -low)
         self.sample.append(some[np.isfinite(some) & (some > 0)].astype(np.float32))
+        self._loss = None
+
+    def merge(self, other: Spread) -> None:
+        """Add what was added to another one."""
+        self.largest, self._loss = max(self.largest, other.largest), None
+        self.sample += other.sample
 
     @property
     def magnitudes(self) -> np.ndarray:
-        return np.concatenate(self.sample) if self.sample else np.empty(0, np.float32)
+        if len(self.sample) > 1:
+            self.sample = [np.concatenate(self.sample)]
+        return self.sample[0] if self.sample else np.empty(0, np.float32)
+
+    @property
+    def loss(self) -> float:
+        """That of storing the sample in fp16, which the programs of all of a range's sizes ask for."""
+        if self._loss is None:
+            self._loss = loss(self.magnitudes)
+        return self._loss
+
+
+def loss(v: np.ndarray) -> float:
+    """The relative error of fp16 storage: ‖fp16(v) - v‖ / ‖v‖."""
+    if not v.size:
+        return 0.0
+    exact = v.astype(np.float64)
+    with np.errstate(over="ignore"):
+        rounded = v.astype(np.float16).astype(np.float64)
+    return float(np.sqrt(np.square(rounded - exact).sum() / np.square(exact).sum()))  # not BLAS: its threads cost more than this
 
 
 class Apart(NamedTuple):
@@ -99,17 +128,27 @@ def activations(
     """
     found: dict[str, Spread] = {}
     program = rounded_before(program, sources)
-    sensitivity = Sensitivity(program, bytes_count)
+    sensitivity, lock = Sensitivity(program, bytes_count), Lock()
 
-    def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
-        if program.tensors[op.y].dtype.is_float:
-            found.setdefault(program.tensors[op.y].storage, Spread()).add(y)
-        sensitivity.observe(op, values, acc, y)
-        progress()
+    def run(feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, Spread], Sensitivity]:
+        spreads, own = dict[str, Spread](), Sensitivity(program, bytes_count)
 
-    with np.errstate(all="ignore"):
-        for feeds in runs:
+        def watch(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray | None, y: np.ndarray) -> None:
+            if program.tensors[op.y].dtype.is_float:
+                spreads.setdefault(program.tensors[op.y].storage, Spread()).add(y)
+            own.observe(op, values, acc, y)
+            with lock:
+                progress()
+
+        with np.errstate(all="ignore"):
             evaluate(program, feeds, sources, watch, turns=TURNS)
+        return spreads, own
+
+    for spreads, own in _some_at_once(run, runs, _written(program) <= MANY):
+        for owner, values in spreads.items():
+            found.setdefault(owner, Spread()).merge(values)
+        sensitivity.merge(own)
+    with np.errstate(all="ignore"):
         for owner, bound in _bounds(program).items():
             if owner in found:
                 found[owner].bound = bound
@@ -119,6 +158,19 @@ def activations(
             if owner in found:
                 found[owner].share = share
     return found
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _some_at_once(run: Callable[[T], R], runs: Iterable[T], at_once: bool) -> Iterator[R]:
+    """What each run gives, in order; `at_once`: two at a time, which NumPy lets on two cores. Each takes memory of its own."""
+    if not at_once:
+        yield from map(run, runs)
+        return
+    with ThreadPoolExecutor(2) as threads:
+        yield from [begun.result() for begun in [threads.submit(copy_context().run, run, feeds) for feeds in runs]]
 
 
 def _bounds(program: Program) -> dict[str, float]:

@@ -91,6 +91,12 @@ class _Read:
         self.moved, self.result = max(self.moved, change / result), min(self.result, result)
         self.ratio = max(self.ratio, change / result * operand / error)
 
+    def merge(self, other: _Read) -> None:
+        """Add what was added to another one."""
+        self.gain, self.error = max(self.gain, other.gain), max(self.error, other.error)
+        self.moved, self.result = max(self.moved, other.moved), min(self.result, other.result)
+        self.ratio, self.steps = max(self.ratio, other.ratio), self.steps or other.steps
+
 
 class Sensitivity:
     """Watches runs of a program (`reference.evaluate`), and then says what must be exact.
@@ -134,6 +140,14 @@ class Sensitivity:
                 read = self.reads.setdefault(self.number[op.y], {}).setdefault(self.program.tensors[name].storage, _Read())
                 read.add(error, size * change, size, _rms(values[name]))
                 read.steps = read.steps or on_grid
+
+    def merge(self, other: Sensitivity) -> None:
+        """Add what another one saw of other runs of the program."""
+        for i, square in other.squares.items():
+            self.squares[i] = self.squares.get(i, 0.0) + square
+        for i, reads in other.reads.items():
+            for owner, read in reads.items():
+                self.reads.setdefault(i, {}).setdefault(owner, _Read()).merge(read)
 
     def _change(
         self,

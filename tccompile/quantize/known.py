@@ -22,7 +22,18 @@ from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_erro
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
-from tccompile.quantize.products import IN_FLOATS, OPS, Attended, Layer, attentions, layers, products
+from tccompile.quantize.products import (
+    IN_FLOATS,
+    MEANS,
+    OPS,
+    Attended,
+    Layer,
+    attentions,
+    gating,
+    is_gate,
+    layers,
+    products,
+)
 from tccompile.quantize.smooth import factors, smoothed
 from tccompile.quantize.ticks import Ticks
 from tccompile.quantize.ties import begins, ties
@@ -49,13 +60,14 @@ HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormaliza
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
 """Operators that do not read bytes but by way of floats that are stored for them."""
 
-MEANS = ("GlobalAveragePool", "ReduceMean")
-
 WEIGHTS_OFF = 2.6e-2
 """What attention is off by whose weights are rounded to E4M3, relative to it, where values average to nothing."""
 
 NAMED = "--fp32 names it"
 """Why a product is not in bytes that the user wants in fp32."""
+
+GATES = "it makes numbers for channels from their means, which one launch does in floats"
+"""Why a product of a squeeze and excitation is not in bytes."""
 
 NOT_FINITE = "its input is not finite, or too large to be squared"
 """Why a product is not in bytes whose input has no scale."""
@@ -124,7 +136,8 @@ class Known:
         """
         found = [(products(graph), graph.tensors()) for graph in graphs]
         names = [name for a in self.alone for name in a.layers]
-        out = {name: NAMED for name in names if named(name, fp32)}
+        out = {name: GATES for name in set.union(*map(gating, graphs)).intersection(names)}
+        out |= {name: NAMED for name in names if named(name, fp32)}
         for a in (*self.alone, *self.tied):
             for name in a.layers:
                 if not all(name in there and _fits(there[name], tensors, a) for there, tensors in found):
@@ -383,14 +396,10 @@ def _gated(graph: gs.Graph) -> list[str]:
             if id(t) in outside or len(shape) != 4 or np.dtype(t.dtype) != np.float32:
                 continue
             means = [reader for reader in t.outputs if reader.op in MEANS]
-            gates = [reader for reader in t.outputs if reader.op == "Mul" and any(_is_gate(x) for x in reader.inputs)]
+            gates = [reader for reader in t.outputs if reader.op == "Mul" and any(is_gate(x) for x in reader.inputs)]
             if means and gates and len(means) + len(gates) == len(t.outputs):
                 found.append(t.name)
     return found
-
-
-def _is_gate(t: gs.Tensor) -> bool:
-    return isinstance(t, gs.Variable) and list((t.shape or ())[2:]) == [1, 1]
 
 
 def _sum(observed: Observed, name: str) -> Activation:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from tccompile.ir.expr import Expr
 from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.reference import Kept, evaluate, rounded_before
@@ -124,6 +125,16 @@ def rooms(largest: Sequence[Sequence[float]]) -> list[float]:
     return found
 
 
+def cut_off_at(expr: Expr) -> float | None:
+    """The magnitude that an expression's values cannot exceed, whatever the inputs, as of a ReLU6; None if it says none."""
+    if expr.fn != "min" or expr.args[0].fn != "max":
+        return None
+    ends = [arg.args[-1].value if arg.fn == "max" else arg.value for arg in expr.args if arg.fn in ("max", "const")]
+    if len(ends) != 2 or expr.args[1].fn != "const" or expr.args[0].args[-1].fn != "const":
+        return None
+    return max(abs(float(end)) for end in ends)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Observed:
     """What was seen of a program's tensors.
@@ -184,6 +195,10 @@ def observe(
     values = {name: v for name, v in values.items() if name not in wrong}
     for v, room in zip(values.values(), rooms([v.largest for v in values.values()]), strict=True):
         v.room = min(max(room, rarer(np.concatenate(v.sample), len(v.sample))), MOST)
+    for op in program.ops:
+        if op.y in values and (most := cut_off_at(op.epilogue.expr)) is not None and values[op.y].largest:
+            v = values[op.y]
+            v.room = min(v.room, max(1.0, most / max(*v.largest, 1e-30)))
     return Observed(values, dict(gains))
 
 

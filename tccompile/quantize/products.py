@@ -95,6 +95,8 @@ class Attended:
         return {t.name: rank(t) - 1 for t in self.node.inputs[:3]}
 
 
+MEANS = ("GlobalAveragePool", "ReduceMean")
+
 IN_FLOATS = "it is attention, which is not multiplied in integers"
 """Why an attention is not in integers of 8 bits."""
 
@@ -152,6 +154,34 @@ def layers(graph: gs.Graph) -> tuple[list[Layer], dict[str, str]]:
             else:
                 refused[name_of(node)] = reason
     return found, refused
+
+
+def is_gate(t: gs.Tensor) -> bool:
+    """Whether it has a number for each channel of an image."""
+    return isinstance(t, gs.Variable) and list((t.shape or ())[2:]) == [1, 1]
+
+
+def gating(graph: gs.Graph) -> set[str]:
+    """The names of the products of squeeze and excitation: between an image's means and the numbers that it is multiplied by."""
+    return {name_of(product) for node in graph.nodes if node.op == "Mul" for product in _behind_means(node)}
+
+
+def _behind_means(node: gs.Node) -> list[gs.Node]:
+    """The convolutions between means and one factor of a product; none where there are no means."""
+    found, means, left = list[gs.Node](), False, [t for t in node.inputs if is_gate(t)]
+    if len(left) != 1:  # two of them are no image and its gate
+        return []
+    seen = {left[0].name}
+    while left:
+        for maker in left.pop().inputs:
+            if maker.op in MEANS:
+                means = True
+                continue
+            found += [maker] if maker.op == "Conv" else []
+            more = [t for t in maker.inputs if is_gate(t) and t.name not in seen]
+            seen |= {t.name for t in more}
+            left += more
+    return found if means else []
 
 
 def why_not(node: gs.Node) -> str | None:

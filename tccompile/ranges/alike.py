@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from tccompile.ir.extent import ChangedError, Decisions, Extent, UndecidedError
 from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
-from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler
+from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler, names_of
 from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
 from tccompile.ranges.fit import derived, fit, padded
 
@@ -320,8 +320,8 @@ def differ(made: Any, other: Any, path: tuple[str, ...]) -> None:
 
 def _parts(tree: Any) -> Mapping[Any, Any] | None:
     """The parts of a tree, by name or number; None for what has none."""
-    if is_dataclass(tree):
-        return {f.name: getattr(tree, f.name) for f in fields(tree)}
+    if names := names_of(type(tree)):
+        return {name: getattr(tree, name) for name in names}
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
     return tree if isinstance(tree, Mapping) else None

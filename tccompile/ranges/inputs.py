@@ -11,7 +11,7 @@ import onnx
 from tccompile.errors import UsageError
 from tccompile.options import Axes, Shapes
 from tccompile.ranges.box import Box, Point
-from tccompile.sizes import Size, Sum
+from tccompile.sizes import Size, Sum, Term
 
 Ranges = Mapping[str, Size | Axes | Sum]
 """What a user says of sizes, by the names of dimensions and inputs."""
@@ -20,8 +20,8 @@ AGAIN = "export it with open dimensions (torch.onnx.export's dynamic_shapes)"
 """What makes a range of a size that a model fixes."""
 
 
-Terms = tuple[int | str, ...]
-"""Numbers and names of sizes that are added."""
+Terms = tuple[Term, ...]
+"""What is added."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class OpenInputs:
     """The inputs of a model for a range.
 
     box   the sizes, in the order in which inputs have them
-    axes  of each input: extents, the names of sizes, and sums of these, as exporters name the tokens before and those now
+    axes  of each input: extents, the names of sizes, and sums of these, as exporters name the tokens before and those now, or an
+          image that is eight times as high as another
     """
 
     box: Box
@@ -43,7 +44,7 @@ class OpenInputs:
 
 def _extent(told: int | str | Terms, sizes: Mapping[str, int]) -> int:
     if isinstance(told, tuple):
-        return sum(_extent(term, sizes) for term in told)
+        return sum(n * sizes[name] if name else n for n, name in told)
     return sizes[told] if isinstance(told, str) else told
 
 
@@ -71,8 +72,8 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Ranges
                 raise UsageError(f"two ranges for the size {size.name!r}: {_text(box[size.name])} and {_text(size)}")
         found[value.name] = tuple(e.name if isinstance(e, Size) else e for e in extents)
     for axes in found.values():
-        for name in (term for axis in axes if isinstance(axis, tuple) for term in axis if isinstance(term, str)):
-            if name not in box:
+        for name in (name for axis in axes if isinstance(axis, tuple) for _, name in axis):
+            if name and name not in box:
                 raise UsageError(
                     f"{name!r} is a part of an input's extent only, and no extent of its own: give a shape (--shape)"
                 )
@@ -87,8 +88,8 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Ranges
         )
     if missing:
         raise UsageError(
-            f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64, or NAME=PAST+NEW "
-            "for what is a sum of others), or a shape (--shape)"
+            f"no size is known for {', '.join(missing)}: give a range (--range NAME=1..64, NAME=PAST+NEW "
+            "for what is a sum of others, or NAME=8*H for so many times one), or a shape (--shape)"
         )
     return OpenInputs(tuple(box.values()), found)
 
@@ -104,11 +105,11 @@ def _named(dimension: str, ranges: Ranges) -> str | Size | Terms:
     if isinstance(told, Size):
         return told
     terms = told.terms if isinstance(told, Sum) else Sum.of(dimension).terms  # as "past + 1"
-    unknown = [term for term in terms if isinstance(term, str) and not isinstance(ranges.get(term), Size)]
+    unknown = [name for _, name in terms if name and not isinstance(ranges.get(name), Size)]
     if unknown and isinstance(told, Sum):
         way_out = f"give it one, as --range {shlex.quote(unknown[0])}=1..64"
         raise UsageError(f"{dimension!r} is given as {told}, and {unknown[0]!r} has no range of its own: {way_out}")
-    return dimension if unknown or (told is None and len(terms) == 1) else terms
+    return dimension if unknown else terms
 
 
 def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size | Terms]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -71,6 +71,9 @@ CLOSE = 1.6
 WITHOUT = 1.5
 """How many times as long as the worst candidate it is taken to be that the pool has none; of several ops, as one by one."""
 
+SURE = 6
+"""Codes that a pool for fewer sizes uses most, and which the one for all has: of resnet50's seven, of bert_base's six."""
+
 ALIGNED = 8
 """Elements of which kernels read rows at once, where rows are multiples of that."""
 
@@ -96,10 +99,12 @@ class Known:
 
     timings   measured times, which count before estimates
     patterns  those of the range, for which the pool is chosen; one that is asked for alone has its own
+    surely    told of codes that will nearly surely be in a generation's pool, while it is still chosen
     """
 
     timings: Timings = NO_TIMINGS
     patterns: Sequence[Pattern] = ()
+    surely: Callable[[Arch, Sequence[Code]], object] = lambda arch, codes: None
     numbers: dict[Hashable, int] = field(default_factory=dict)
     chosen_by: dict[int, list[Point]] = field(default_factory=dict)
     at: dict[tuple[int, Point], list[Asked]] = field(default_factory=dict)
@@ -269,7 +274,11 @@ class Known:
         patterns = self.patterns if any(other is pattern for other in self.patterns) else (pattern,)
         key = arch.name, id(patterns[0]), len(refused)
         if key not in self.pools:
-            cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in self.points(p)] for p in patterns}
+            cases = {id(p): [self._cases(p, arch, point, frozenset(refused)) for point in doubled(p)] for p in patterns}
+            self._told(arch, cases, patterns)
+            for p in patterns:
+                more = self.points(p)[len(cases[id(p)]) :]
+                cases[id(p)] += [self._cases(p, arch, point, frozenset(refused)) for point in more]
             points = [of_point for own in cases.values() for of_point in own]
             most, parts = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
             codes = _codes_for(points, most)
@@ -277,6 +286,12 @@ class Known:
             joint = {id(p): self._joint(p, arch, codes) for p in patterns}
             self.pools[key] = Pool(codes, _by_use(points, codes), fitting, joint, parts)
         return self.pools[key]
+
+    def _told(self, arch: Arch, cases: Mapping[int, Sequence[Sequence[Case]]], patterns: Sequence[Pattern]) -> None:
+        """Tell of the codes that are used most by a pool for the cases where sizes have doubled."""
+        points = [of_point for own in cases.values() for of_point in own]
+        most, _ = _most(list(cases.values()), [p.at([size.low for size in p.box]) for p in patterns])
+        self.surely(arch, _by_use(points, _codes_for(points, most))[:SURE])
 
     def _fitting(self, pattern: Pattern, arch: Arch, pool: Codes) -> list[list[Candidate]]:
         """For each of `ops` the candidates whose codes are in the pool at one of the sizes that were looked at."""
@@ -355,7 +370,7 @@ def doubled(pattern: Pattern) -> list[Point]:
 
 
 def _codes(c: Candidate, asked: Asked, arch: Arch) -> Codes:
-    return frozenset(launch.code for launch in c.kernel.work(asked.op, asked.program, c.config, arch).launches)
+    return c.kernel.codes(asked.op, asked.program, c.config, arch)
 
 
 def _codes_of(way: Whole, group: Group, program: Program, arch: Arch) -> Codes:

@@ -69,6 +69,7 @@ def rewrite(graph: gs.Graph, applied: Applied | None = None) -> gs.Graph:
     edit = Editor(graph)
     apply_own(edit)
     to_fixpoint(edit, (*quantized.PRODUCTS, *float8.REWRITES))  # while weights are integers, and scales where they were
+    tidy(graph)
     to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))
     to_fixpoint(edit, REWRITES)
@@ -88,10 +89,12 @@ def to_fixpoint(edit: Editor, rewrites: tuple[Rewrite, ...]) -> None:
     while changed:
         changed = False
         for node in list(edit.graph.nodes):
-            if node.domain in (None, "", "ai.onnx"):
+            entries = by_op.get(node.op, ())
+            if entries and node.outputs and node.domain in (None, "", "ai.onnx"):
                 with blamed_on(f"node {name_of(node)!r} ({node.op})"):
-                    changed |= any(_applied(edit, entry, node) for entry in by_op.get(node.op, ()) if node.outputs)
-        tidy(edit.graph)
+                    changed |= any(_applied(edit, entry, node) for entry in entries if node.outputs)
+        if changed:
+            tidy(edit.graph)
 
 
 def _applied(edit: Editor, entry: Rewrite, node: gs.Node) -> bool:

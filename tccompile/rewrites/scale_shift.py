@@ -202,6 +202,9 @@ def _check_before(edit: Editor, m: Before) -> str | None:
         return why
     if m.change.shift is not None and (any(m.conv.attrs.get("pads", ())) or _auto_pad(m.conv)):
         return "an addition before a convolution with padding does not hold at the edges"
+    cast = producer(m.change.value, "Cast")
+    if cast is not None and producer(cast.inputs[0], "ConvInteger", "MatMulInteger"):
+        return "what it scales are sums of bytes, which fp16 does not hold"
     if m.change.scale is not None:
         scaled = rounded(_scale_inputs(m.conv, _vector(m.change.scale, x.shape[1])), w.dtype)
         if not finite(scaled):

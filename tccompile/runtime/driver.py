@@ -183,6 +183,7 @@ class PinnedMemory:
     """Host memory that the GPU copies from and to without the CPU; `bytes` is an array over it."""
 
     def __init__(self, device: Device, size: int):
+        self.size = size
         with device as cu:
             try:
                 self.address = int(cu.cuMemHostAlloc(max(size, 1), 0))

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tccompile.ir.extent import Shape
 from tccompile.ir.program import Count
-from tccompile.ir.tensor import Tensor
+from tccompile.ir.types import DType
 from tccompile.plan.format import Entry
 from tccompile.runtime.arrays import Array
 
@@ -34,6 +35,19 @@ RECENT = 8
 """Sizes of a plan's families for which a session keeps what runs them."""
 
 
+class Held(Protocol):
+    """What is to be known of an input or output, whose elements lie in row-major order."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Engine(Protocol):
     """One entry of a plan, loaded where it runs."""
 
@@ -41,7 +55,7 @@ class Engine(Protocol):
     def entry(self) -> Entry: ...
 
     @property
-    def io(self) -> Mapping[str, Tensor]:
+    def io(self) -> Mapping[str, Held]:
         """The entry's inputs and outputs."""
 
     @property

@@ -29,11 +29,11 @@ from tccompile.runtime.graph import Executable
 from tccompile.runtime.loaded import Loaded
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.runtime.resident import Resident, taken_out
-from tccompile.runtime.room import Room, Staging, aligned, most
+from tccompile.runtime.room import Room, Staging, aligned, most, touched
 
 AHEAD = 128 << 20
-"""Bytes of inputs and outputs up to which a plan for ranges has pinned memory for its greatest sizes from the start: the driver
-takes 0.3 ms a MiB."""
+"""Bytes of inputs and outputs up to which a plan for ranges has memory for its greatest sizes from the start: who has all arrays
+on the device needs none."""
 
 WARMUP = 3
 """Inferences ahead of those whose steps are timed."""
@@ -74,10 +74,10 @@ class GpuPlatform:
     def load_families(self) -> None:
         if not self.plan.families:
             return
-        arena, counters, io = most(self.plan)
-        self._room = Room(self.device, arena, counters, io)
+        arena, counters, io, pinned = most(self.plan)
+        self._room = Room(self.device, arena, counters, io, pinned)
         if io <= AHEAD:
-            self._room.staged(io)
+            self._room.staged(io, pinned)
         for number, family in enumerate(self.plan.families):
             loaded = self._loaded(family.lowest, self._room, family)
             self._families.append(GpuFamily(family, loaded))
@@ -109,6 +109,8 @@ class GpuPlatform:
 
     def close(self) -> None:
         """Free the stream, and what members of families share. Its engines are closed before."""
+        if self._room is not None:
+            self._room.wait()
         for family in self._families:
             family.close()
         self._families.clear()
@@ -159,7 +161,6 @@ class GpuEngine:
         self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers)
         self._staging: Staging | None = None
         self._scan: Scan | None = None
-        self._outputs: dict[tuple[str, int], list[Output]] = {}
 
     @cached_property
     def entry(self) -> Entry:
@@ -213,20 +214,19 @@ class GpuEngine:
             if self._check_finite:
                 self._check_outputs(addresses, queue)
 
-            to_host = self._fetch(cu, staged, wanted, queue)
-            if stream is None or to_host or len(buffers) < len(arrays) + len(targets):
+            landed = self._fetch(cu, staged, wanted, queue)
+            if stream is None or landed or len(buffers) < len(arrays) + len(targets):
                 self.synchronize(queue)
                 self.room.mark_last(None)
             else:
                 self.room.mark_last(queue)
-                for array in made.values():
-                    array.mark()
+                for output in made.values():
+                    output.mark()
 
-            for name in to_host:
-                if name in targets:
-                    np.copyto(targets[name], self.staging().host(name))  # type: ignore[arg-type]
-            new = (name for name in wanted if name not in targets)
-            return {n: made[n] if n in made else self.staging().host(n).copy() for n in new}
+            for target, host in landed.values():
+                if host is not target:
+                    np.copyto(target, host)
+            return {n: made[n] if n in made else landed[n][0] for n in wanted if n not in targets}
 
     def _order_after_producers(self, buffers: Sequence[DeviceBuffer], stream: int) -> None:
         """Make the stream wait for whoever works on the buffers, and for the last inference."""
@@ -248,17 +248,24 @@ class GpuEngine:
             cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
         return where
 
-    def _fetch(self, cu: Driver, staged: Sequence[str], wanted: Mapping[str, Array | None], stream: int) -> list[str]:
-        """Queue the copies of staged outputs to where they are wanted. Returns those that go to the host."""
-        to_host = []
-        for name in staged:
-            target = wanted.get(name)
-            if isinstance(target, DeviceBuffer):
-                cu.cuMemcpyDtoDAsync(target.address, self.staging().address(name), self.io[name].nbytes, stream)
-            elif name in wanted:
-                self.staging().fetch(name, stream)
-                to_host.append(name)
-        return to_host
+    def _fetch(
+        self, cu: Driver, staged: Sequence[str], wanted: Mapping[str, Array | None], stream: int
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Queue the copies of staged outputs to where they are wanted. Of those that go to the host: the arrays, and where they
+        then lie, which may be elsewhere."""
+        there = {name: wanted[name] for name in staged if name in wanted}
+        # While the GPU works: some of the copies to the host return when they are done, and not before.
+        on_host = {n: touched(self.io[n]) if a is None else a for n, a in there.items() if not isinstance(a, DeviceBuffer)}
+        landed = {}
+        try:
+            for name, target in there.items():
+                if isinstance(target, DeviceBuffer):
+                    cu.cuMemcpyDtoDAsync(target.address, self.staging().address(name), self.io[name].nbytes, stream)
+                else:
+                    landed[name] = on_host[name], self.staging().fetch(name, on_host[name], stream)
+        except DriverError as error:
+            raise self._failed(error) from error
+        return landed
 
     def launch(self, addresses: Mapping[str, int], stream: int) -> None:
         """Queue one inference. `addresses` are those of all inputs and outputs on the device, each a multiple of IO_ALIGN.
@@ -281,7 +288,10 @@ class GpuEngine:
             try:
                 cu.cuStreamSynchronize(stream)
             except DriverError as error:
-                raise LaunchError(f"running {self.plan.name} on {self.device} failed: {error}") from error
+                raise self._failed(error) from error
+
+    def _failed(self, error: DriverError) -> LaunchError:
+        return LaunchError(f"running {self.plan.name} on {self.device} failed: {error}")
 
     def staging(self) -> Staging:
         """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
@@ -292,8 +302,8 @@ class GpuEngine:
     def _output(self, name: str, stream: int) -> DeviceArray:
         """An array for an output that is written on the stream."""
         t = self.io[name]
-        pool = self._outputs.setdefault((name, stream), [])
-        output = pool.pop() if pool else Output(self.device, t.nbytes, f"output {name!r}")
+        size, pool = self.room.spare(name, t.nbytes, stream)
+        output = pool.pop() if pool else Output(self.device, size, f"output {name!r}")
         return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
 
     # --- Times --------------------------------------------------------------------------------------------------------
@@ -468,11 +478,10 @@ class GpuEngine:
 
     def close(self) -> None:
         """Free everything that no other engine uses. It cannot run afterwards."""
-        self.room.wait()
-        if self._member:
+        if self._member:  # what is queued of it runs as it was told: nothing waits for that
             self._member.give_back()
         else:
+            self.room.wait()
             self._exec.close()
             self._loaded.close()
-        self._outputs.clear()
         del self.resident, self._loaded

@@ -6,7 +6,7 @@ A graph is made once for an entry, and once for a family, whose members have the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -279,12 +279,12 @@ class Executable:
         told = [ctypes.c_void_p.from_param(numbers.told.ctypes.data + TOLD.itemsize * n) for n in range(len(graph.nodes))]
         self._calls = [[(own, handle, at) for handle in handles] for handles, at in zip(graph.handles, told, strict=True)]
         self._uses: Mapping[str, Sequence[Use]] = graph.uses
-        self._stale = False
+        self._stale: Collection[int] = ()
         self._bound: dict[str, int] = {}
 
-    def renumbered(self, uses: Mapping[str, Sequence[Use]]) -> None:
-        """Its numbers are others than the instance has, all of which the next launch tells it. `uses`: see LaunchGraph."""
-        self._uses, self._stale, self._bound = uses, True, {}
+    def renumbered(self, uses: Mapping[str, Sequence[Use]], nodes: Collection[int]) -> None:
+        """The numbers of these nodes are others than the instance has, and the next launch tells it. `uses`: see LaunchGraph."""
+        self._uses, self._stale, self._bound = uses, nodes, {}
 
     def launch(self, cu: Driver, addresses: Mapping[str, int], stream: int) -> None:
         """Queue one inference on inputs and outputs at these addresses. Raises DriverError."""
@@ -293,18 +293,22 @@ class Executable:
                 self._bind(cu, addresses)
             cu.cuGraphLaunch(self.instance.value, stream)
         except DriverError:
-            self._bound, self._stale = {}, True
+            self._bound, self._stale = {}, range(len(self.graph.nodes))
             raise
 
     def _bind(self, cu: Driver, addresses: Mapping[str, int]) -> None:
-        changed: set[int] = set(range(len(self.graph.nodes))) if self._stale else set()
+        changed = {*self._stale}
         for name, address in addresses.items():
             if self._bound.get(name) != address:
                 for number, place, offset in self._uses.get(name, ()):
                     self.numbers.values[place] = address + offset
                     changed.add(number)
-        cu.native_calls("cuGraphExecKernelNodeSetParams", chain.from_iterable(self._calls[number] for number in sorted(changed)))
-        self._bound, self._stale = dict(addresses), False
+        self.tell(cu, sorted(changed))
+        self._bound, self._stale = dict(addresses), ()
+
+    def tell(self, cu: Driver, nodes: Iterable[int]) -> None:
+        """Tell the instance the numbers of these nodes."""
+        cu.native_calls("cuGraphExecKernelNodeSetParams", chain.from_iterable(self._calls[number] for number in nodes))
 
     def nodes(self) -> Iterator[Node]:
         """The nodes in order, each with its parameters set to these numbers when it comes."""

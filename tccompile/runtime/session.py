@@ -30,7 +30,7 @@ from tccompile.refit.constants import refitted_constants
 from tccompile.refit.swap import Adapters
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
-from tccompile.runtime.engine import RECENT, Engine, Platform
+from tccompile.runtime.engine import RECENT, Engine, Held, Platform
 from tccompile.runtime.forms import flattened, grouped, parts
 from tccompile.runtime.misfit import misfit
 
@@ -465,7 +465,9 @@ class Session:
             return as_stored(array, t.dtype)
         return array
 
-    def _check_dtype(self, what: str, t: Tensor, array: Array) -> None:
+    def _check_dtype(self, what: str, t: Tensor | Held, array: Array) -> None:
+        if array.dtype is t.dtype or array.dtype is t.dtype.numpy:  # as it mostly is: NumPy takes long to name a type
+            return
         got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
         if got == t.dtype.value or (t.dtype is DType.BF16 and got == "uint16"):
             return

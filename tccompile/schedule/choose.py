@@ -23,7 +23,7 @@ from tccompile.errors import TccompileError, UnsupportedError
 from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
 from tccompile.ir.expr import identity_view
-from tccompile.ir.extent import hint
+from tccompile.ir.extent import alike, hint
 from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program, earlier, needs
@@ -158,7 +158,7 @@ def uncopied(program: Program) -> dict[int, tuple[int, Conv]]:
         if not isinstance(op, Pointwise) or op.epilogue.expr.fn != "load" or op.y in program.outputs:
             continue
         (view,), x = op.views, program.tensors[op.views[0].tensor]
-        if x.name not in program.inputs or not x.dtype.is_float or program.tensors[op.y].shape != x.shape:
+        if x.name not in program.inputs or not x.dtype.is_float or not alike(program.tensors[op.y].shape, x.shape):
             continue
         whole = canonical_view(identity_view(x.name, x.rank), x.shape)
         if canonical_view(view, x.shape) != whole or len(readers.get(op.y, ())) != 1:
@@ -282,7 +282,7 @@ def candidates(op: Op, program: Program, arch: Arch, among: Collection[Kernel] |
         Candidate(k.cost(op, program, config, arch), k, config)
         for k in kernels
         if refusals[k.name] is None
-        for config in k.configs(op, program, arch)
+        for config in k.every(op, program, arch)
     ]
     if not found and among is None:
         why = "; ".join(f"{name}: {refusal}" for name, refusal in refusals.items())

@@ -64,7 +64,7 @@ def _read(source: bytes, module: str, roots: frozenset[str]) -> tuple[str, tuple
     tree = ast.parse(source)
     parts: list[str] = []
     outline(tree, parts)
-    imports = [*_imports(tree, module, roots), *_intrinsics(tree)]
+    imports = [*_imports(tree, module, roots), *(_intrinsics(tree) if b"intrinsic" in source else ())]
     return hashlib.sha256(" ".join(parts).encode(errors="surrogatepass")).hexdigest(), tuple(imports)
 
 
@@ -105,6 +105,15 @@ def _is_module(name: str) -> bool:
     if name in sys.modules:
         return True
     try:
-        return importlib.util.find_spec(name) is not None
+        # Of a name in a module it would import that one, which may be all of Numba
+        return _is_package(name.rpartition(".")[0]) and importlib.util.find_spec(name) is not None
     except ImportError:
         return False
+
+
+@memoised
+def _is_package(name: str) -> bool:
+    if (loaded := sys.modules.get(name)) is not None:
+        return hasattr(loaded, "__path__")
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.submodule_search_locations is not None

@@ -29,6 +29,7 @@ from tccompile.ir.ops import Attention, Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import LANES, Tensor
 from tccompile.ir.text import op_text
+from tccompile.kernels.remembered import remembered
 from tccompile.kernels.spec import Config, Kernel, Value
 from tccompile.plan.codec import Codec, CodecError, loads
 from tccompile.plan.file import whole_file
@@ -85,6 +86,7 @@ class Timings:
 
     tables: tuple[Table, ...] = ()
 
+    @remembered
     def of(self, op: Op, program: Program, arch: Arch) -> Measured | None:
         """What the first table that knows the op on this generation says; None if none does."""
         tables = [t for t in self.tables if t.arch == arch.name]

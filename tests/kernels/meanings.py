@@ -90,7 +90,7 @@ def names() -> dict[str, Any]:
     return {
         **builtins,
         **{f"int_{n}": lambda *a, f=f: int(f(*(np.int64(x) for x in a))) for n, f in builtins.items()},
-        "quick_div": lambda a, b: a / b, "quick_exp": np.exp,
+        "quick_div": lambda a, b: a / b, "over": lambda a, b: a / b, "quick_exp": np.exp,
         "as_half": lambda x: np.float32(np.float16(x)), "larger": np.fmax,
         "ratio": lambda a, b, inverse: a / b, "saturate": _within,
         "rounded_within": lambda *x: np.rint(_within(*x)), "whole_within": lambda *x: int(np.rint(_within(*x))),
@@ -730,6 +730,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     "ptx.simt.ballot": by(balloted),
     "ptx.simt.count_bits": plain(lambda x: (int(x) & 0xFFFFFFFF).bit_count()),
     "ptx.simt.dot": lambda place, n: _dot,
+    "ptx.simt.float_from": plain(lambda x: np.int32(x).view(np.float32) - np.float32(1.5 * 2**23)),
     "ptx.simt.multiply_add": multiply_add,
     "ptx.simt.permute": plain(_permute),
     "ptx.simt.product": plain(lambda a, b: np.float32(a) * np.float32(b)),

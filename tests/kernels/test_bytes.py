@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tccompile.arch import ARCHS
+from tccompile.arch import ARCHS, KIB
 from tccompile.emit.compile import resources
 from tccompile.emit.ptx import ptx_text
 from tccompile.emit.ptxas import assemble
@@ -26,7 +26,10 @@ from tccompile.kernels.conv_halo import ConvHalo
 from tccompile.kernels.gemm_mma import TILES, ConvMma, GemmMma
 from tccompile.kernels.gemm_simt import ConvSimt, GemmSimt
 from tccompile.kernels.gemm_sm90 import HOPPER
-from tccompile.kernels.spec import Config, Kernel
+from tccompile.kernels.spec import Config, Kernel, Launch
+from tccompile.schedule.choose import choose
+from tests.bench.eight import Convolution
+from tests.bench.layers import ConvLayer
 from tests.gpu.cases import conv as convolution
 from tests.kernels import machine, support
 from tests.kernels.memory import Memory
@@ -252,10 +255,52 @@ def test_teams_are_for_several_tiles_stored_in_bytes_without_a_residual() -> Non
         (op,) = program.ops
         return any(c.get("teams") for c in HOPPER[isinstance(op, Gemm)].configs(op, program, ARCHS["sm_90a"]))
 
-    assert offered(gemm(4096, 3072, 256, y=U8))
-    assert not offered(gemm(4096, 3072, 256, y=F16))  # which swapped operands store faster
-    assert not offered(gemm(512, 512, 256, y=U8))  # a tile for each block
+    assert offered(gemm(4096, 3072, 384, y=U8))
+    assert not offered(gemm(4096, 3072, 384, y=F16))  # which swapped operands store faster
+    assert not offered(gemm(512, 512, 384, y=U8))  # a tile for each block
+    assert not offered(gemm(4096, 3072, 256, y=U8))  # of two stages
     assert not offered(with_residual(F16, F16, (8, 64, 64, 64), 512))
+
+
+def chosen(kind: DType | None, x: tuple[int, int, int, int], outputs: int) -> tuple[Config, Launch]:
+    """What a 1×1 layer of this many images is estimated to be fastest in, in 8 bits or halves."""
+    layer = ConvLayer(x, (outputs, x[1], 1, 1), (0, 0), (1, 1))
+    ((op, program),) = (layer if kind is None else Convolution(layer, kind)).parts()
+    choice = choose(op, program, ARCHS["sm_90a"])
+    assert choice.kernel.name == "conv_sm90"
+    return choice.config, choice.work.launches[0]
+
+
+@pytest.mark.parametrize("kind", [U8, DType.E4M3])
+def test_few_stages_leave_room_beside_a_block(kind: DType) -> None:
+    """Where a launch has a block for each multiprocessor, and where fewer stages hold most of K."""
+    arch = ARCHS["sm_90a"]
+    config, launch = chosen(kind, (32, 832, 14, 14), 128)
+    assert config.get("beside") and 2 * (launch.smem + KIB) <= arch.smem_sm < 3 * launch.smem and launch.grid[0] == arch.sms
+    assert not chosen(kind, (32, 832, 7, 7), 128)[0].get("beside")  # half of the multiprocessors have no block
+    assert not chosen(kind, (32, 528, 14, 14), 128)[0].get("beside")  # rows reach beyond K
+    assert not chosen(None, (32, 832, 14, 14), 128)[0].get("beside")
+
+
+@thorough
+def test_a_ring_of_fewer_stages_goes_round() -> None:
+    config = {"bm": 96, "bn": 64, "split": 1, "swapped": True, "beside": True}
+    gives_exactly(conv((1, 1152, 9, 11), 128, (1, 1), (U8, I8, U8)), HOPPER[0], "sm_90a", config)
+
+
+FASTEST = [
+    (U8, (32, 160, 56, 56), 128, {"bm": 256, "bn": 128}),  # 11.3 µs; two teams 14.7
+    (U8, (32, 96, 14, 14), 576, {"bm": 128, "bn": 128}),  # 3.66; 256 rows 4.49
+    (DType.E4M3, (32, 256, 14, 14), 128, {"bm": 96, "bn": 64}),  # 2.37; 48 rows 2.53
+    (DType.E4M3, (32, 128, 28, 28), 128, {"bm": 96, "bn": 128}),  # 3.29; 200 rows 3.69
+    (DType.E4M3, (32, 1152, 7, 7), 192, {"bm": 40, "bn": 64, "overlaps": True}),  # 2.73; 64 rows 2.96
+]
+
+
+@pytest.mark.parametrize(("kind", "x", "outputs", "tile"), FASTEST)
+def test_estimates_choose_what_was_measured_to_be_fast(kind, x, outputs, tile) -> None:
+    """At batch 32 on an H200."""
+    assert chosen(kind, x, outputs)[0] == {**tile, "split": 1, "swapped": True}
 
 
 IM2COL = {

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tccompile.arch import ARCHS, Arch
+from tccompile.emit.ptx import ptx_text
 from tccompile.ir.evaluate import evaluate_expr
 from tccompile.ir.expr import Expr, View, call, cast, const, coord, identity_view, load
 from tccompile.ir.types import DType
-from tccompile.kernels.codegen import COARSE, coarse
+from tccompile.kernels.codegen import COARSE, RECIPROCAL, coarse
 from tccompile.kernels.pointwise import PointwiseKernel
 from tests.gpu.cases import Builder, pointwise
 from tests.kernels import machine
@@ -64,3 +65,28 @@ def test_bytes_are_as_near_as_those_of_the_exact_function(name: str, arch: Arch)
     nearest = np.rint(exact)
     assert np.abs(found - nearest).max() <= 1 and np.mean(found == nearest) > 0.97
     assert np.square(found - exact).mean() < 1.02 * np.square(nearest - exact).mean()
+
+
+@pytest.mark.parametrize("name", RECIPROCAL)
+def test_sigmoids_take_two_instructions_of_approximations(name: str) -> None:
+    """As exact as float32 but for its last digits, at infinities too, without a division."""
+    x = np.concatenate([np.linspace(-80, 80, 2034), [-np.inf, -200, -100, 100, 200, np.inf]]).astype(np.float32).reshape(-1, 8)
+    more = (0.5,) if name == "swish" else ()
+
+    def stored(b: Builder) -> tuple[Expr, tuple[View, ...]]:
+        b.values("x", x, DType.F32)
+        b.result(x.shape, DType.F32)
+        return call(name, load(0), *more), (identity_view("x", 2),)
+
+    program = pointwise("floats", stored)
+    (op,) = program.ops
+    work = KERNEL.work(op, program, next(KERNEL.configs(op, program, ARCH)), ARCH)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = machine.run(work, program, {"x": x}, op.y, ARCH).result()
+        exact = evaluated(call(name, load(0), *more), x.reshape(-1).astype(np.float64)).reshape(x.shape)
+    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    large, small = np.isfinite(exact) & (np.abs(exact) > 1e-30), np.abs(exact) <= 1e-30
+    assert (np.abs(found[large] - exact[large]) <= 2e-5 * np.abs(exact[large])).all() and np.abs(found[small]).max() <= 1e-30
+    (launch,) = work.launches
+    text = ptx_text(KERNEL.build(ARCH, **dict(launch.code.params)), ARCH, "k")
+    assert "rcp.approx" in text and "div." not in text

@@ -38,25 +38,25 @@ def test_says_why_not() -> None:
 
 # Boxes over the edges of channels, rows, columns and images; rectangles that fill no octet, and several octets for a warp.
 CASES = {
-    "3x3": (depthwise((3, 48, 9, 13)), (32, 16, 8, 4, 2, 1)),
-    "3x3, halves": (depthwise((2, 80, 5, 30), kinds=(I8, I8, F16)), (80, 16, 30, 4, 1, 1)),
-    "3x3/2": (depthwise((2, 48, 13, 11), kinds=(I8, I8, U8), stride=2), (32, 16, 6, 4, 1, 1)),
-    "side by side": (depthwise((3, 32, 7, 7)), (32, 16, 8, 7, 1, 2)),
-    "5x5": (depthwise((1, 48, 8, 9), 5, (I8, I8, I8)), (48, 8, 10, 4, 2, 1)),
-    "5x5/2": (depthwise((2, 16, 11, 14), 5, (U8, I8, F16), 2), (32, 8, 4, 4, 1, 1)),
-    "7x7": (depthwise((1, 32, 7, 9), 7), (32, 8, 10, 4, 2, 1)),
+    "3x3": (depthwise((3, 48, 9, 13)), (32, 16, 8, 4, 2, 1, 1, 2)),
+    "3x3, halves": (depthwise((2, 80, 5, 30), kinds=(I8, I8, F16)), (80, 16, 30, 4, 1, 1, 1, 2)),
+    "3x3/2": (depthwise((2, 48, 13, 11), kinds=(I8, I8, U8), stride=2), (32, 16, 6, 4, 1, 1, 1, 2)),
+    "side by side": (depthwise((3, 32, 7, 7)), (32, 16, 8, 7, 1, 2, 1, 2)),
+    "5x5": (depthwise((1, 48, 8, 9), 5, (I8, I8, I8)), (48, 8, 10, 4, 2, 1, 1, 2)),
+    "5x5/2": (depthwise((2, 16, 11, 14), 5, (U8, I8, F16), 2), (32, 8, 4, 4, 1, 1, 1, 2)),
+    "7x7": (depthwise((1, 32, 7, 9), 7), (32, 8, 10, 4, 2, 1, 1, 2)),
 }
 
 
 @pytest.mark.parametrize("program, chosen", CASES.values(), ids=CASES)
 def test_values(program: Program, chosen: tuple[int, ...]) -> None:
-    check(KERNEL, program, dict(zip(CHOSEN, chosen, strict=True)), arch=ARCH)
+    check(KERNEL, program, {**dict(zip(CHOSEN, chosen, strict=True)), "held": 1}, arch=ARCH)
 
 
 @pytest.mark.parametrize("case", usually(CASES, "3x3/2"))
 def test_values_of_the_ptx(case: str) -> None:
     program, chosen = CASES[case]
-    check(KERNEL, program, dict(zip(CHOSEN, chosen, strict=True)), arch=ARCH, run=machine.run)
+    check(KERNEL, program, {**dict(zip(CHOSEN, chosen, strict=True)), "held": 1}, arch=ARCH, run=machine.run)
 
 
 def test_two_blocks_fit_a_multiprocessor() -> None:

@@ -271,6 +271,30 @@ def test_sums_that_overlap(case: str) -> None:
     check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "overlaps": True, **more})
 
 
+ONCE: list[Config] = [
+    {"bm": 24, "bn": 64, "split": 1, "swapped": True},
+    {"bm": 64, "bn": 64, "split": 1},
+    {"bm": 128, "bn": 128, "split": 1, "teams": 2},
+]
+
+
+@pytest.mark.parametrize("config", usually(ONCE, 0))
+def test_sums_of_one_stage_are_all(config: Config) -> None:
+    """They are added to no others."""
+    program = of_float8("once", (2, 100, 9, 8), 80, (1, 1), (E4M3,) * 3)
+    check(program, WGMMA, "sm_90a", config)
+
+
+@pytest.mark.parametrize("depth", [128, 144])
+def test_tiles_of_one_stage_are_as_large_as_those_of_integers(depth: int) -> None:
+    program = of_float8("large", (32, depth, 56, 56), 256, (1, 1), (E4M3,) * 3)
+    large = [c for c in HOPPER[0].configs(program.ops[0], program, ARCHS["sm_90a"]) if c["bm"] == 256]
+    assert bool(large) == (depth == 128) and all("overlaps" not in c for c in large)
+    for config in large[:1]:
+        (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+        assert resources(launch.code, ARCHS["sm_90a"]).stack == 0
+
+
 @thorough
 @pytest.mark.parametrize(("bm", "bn"), [(112, 64), (64, 128)])
 def test_no_tile_whose_sums_overlap_spills(bm: int, bn: int) -> None:

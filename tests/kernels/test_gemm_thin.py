@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
+from tccompile.ir.expr import ACC, call
 from tccompile.ir.ops import Conv
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.gemm_thin import MOST_WEIGHTS, THIN, shape_of
 from tccompile.kernels.implicit_gemm import describe
 from tccompile.schedule.choose import choose
@@ -34,6 +38,8 @@ CASES = [
     (of_8_bits, ((40, 80), 8), {"kinds": (DType.I8, DType.U8, DType.I32)}, 1, "sm_80"),
     (of_float8, ((70, 144), 24), {"kinds": FP8}, 1, "sm_89"),
     (of_float8, ((70, 16), 96), {"kinds": FP8}, 1, "sm_89"),
+    (of_8_bits, ((70, 144), 40), {"kinds": (DType.U8, DType.I8, DType.U8)}, 1, "sm_80"),
+    (conv, ((1, 20, 9, 11), 150, (1, 1)), {"ep": "bias relu"}, 2, "sm_80"),
 ]
 
 
@@ -50,6 +56,24 @@ def test_compiled_code_computes(make, args, how, groups, arch) -> None:
     check(kernel(program), program, {"groups": groups}, arch=ARCHS["sm_90a"], run=machine.run)
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_estimates_count_what_becomes_of_results(name: str) -> None:
+    """In halves more than in bytes, in which it is less exact."""
+    times = []
+    for program in (
+        gemm("plain", (400_000, 16), 96),
+        of_8_bits("bytes", (400_000, 32), 96, kinds=(DType.U8, DType.I8, DType.U8)),
+    ):
+        (op,) = program.ops
+        expr = call(name, op.epilogue.expr)
+        rich = replace(op, epilogue=replace(op.epilogue, expr=expr))
+        plain, more = (THIN[1].cost(o, program, {"groups": 1}, ARCHS["sm_90a"]) for o in (op, rich))
+        times.append(more - plain)
+    assert min(times) > 3 and slots_of(call(name, ACC), DType.F16, ARCHS["sm_90a"]) > slots_of(
+        call(name, ACC), DType.U8, ARCHS["sm_90a"]
+    )
+
+
 def test_a_block_goes_through_several_turns() -> None:
     """Fewer blocks than turns, as on a GPU that they fill."""
     program = gemm("turns", (700, 16), 8)
@@ -62,7 +86,7 @@ def test_a_block_goes_through_several_turns() -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        (gemm("wide", (40, 64), 300), "more weights than a warp has registers for"),
+        (gemm("wide", (40, 64), 600), "more weights than a warp has registers for"),
         (gemm("fp32", (40, 64), 8, dtype=DType.F32), "Tensor Cores are fed with float16"),
         (gemm("turned", (40, 64), 8, transposed="a"), "is transposed; neighbours along K are read at once"),
         (gemm("batched", (3, 9, 40), 16, batched=True), "it has 3 batches"),

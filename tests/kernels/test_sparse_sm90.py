@@ -101,6 +101,7 @@ def test_boxes_are_half_a_stage_of_values_and_their_places(case, values, places)
 
 
 def test_tiles_fit_shared_memory():
+    assert all(bm % 16 == 0 for bm in tiles.SHARED), "half of them are groups of 8"
     for bn, rows in (*tiles.SWAPPED.items(), *tiles.TALL.items(), *tiles.LARGE_SPARSE.items()):
         for bm in rows:
             for kinds in (("f16", "f16"), ("s8", "s8"), ("e4m3", "e4m3")):
@@ -125,6 +126,24 @@ def test_two_blocks_of_a_warpgroup_are_for_sums_that_are_kept_once():
     assert not tall(sparse(gemm, (4000, 128), 256, to="output")), "results do not go to y in boxes"
 
 
+def test_rows_of_two_blocks_are_copied_by_both():
+    def shared(rows: int, columns: int, make=of_float8, *more) -> dict[int, dict]:
+        program = sparse(make, (rows, 256), columns, *more)
+        every = kernel(program).configs(program.ops[0], program, ARCH)
+        return {c["bm"]: c for c in every if c.get("shared") and is_sparse(c)}
+
+    found = shared(4000, 2048)
+    assert set(found) <= set(tiles.SHARED) and found
+    assert not shared(4000, 2048 + 128), "an odd number of tiles side by side"
+    assert not shared(2000, 1024), "few tiles"
+    assert not shared(4000, 2048, gemm), "sums that are kept once do not wait for the L2 cache"
+    program = sparse(of_float8, (4000, 256), 2048)
+    bm, chosen = next(iter(found.items()))
+    (launch,) = kernel(program).work(program.ops[0], program, chosen, ARCH).launches
+    assert launch.grid[0] % 2 == 0 and isinstance(launch.args[0], TiledMap) and launch.args[0].box == (128, bm // 2, 1)
+    assert dict(launch.code.params)["shared"] == 2
+
+
 def test_what_is_multiplied_as_dense():
     def why(program: Program) -> str:
         found = kernel(program)
@@ -142,9 +161,16 @@ def test_what_is_multiplied_as_dense():
 
 
 @thorough
-@pytest.mark.parametrize(("bm", "bn", "most"), [(256, 128, 168), (200, 256, 168)])
-def test_machine_code_has_no_spills(bm, bn, most):
-    program = sparse(gemm, (600, 1024), 250, ep="bias relu")
-    (launch,) = kernel(program).work(program.ops[0], program, config(bm, bn), ARCH).launches
+@pytest.mark.parametrize(
+    ("make", "how", "config", "most"),
+    [
+        (gemm, {"ep": "bias relu"}, config(256, 128), 168),
+        (gemm, {"ep": "bias relu"}, config(200, 256), 168),
+        *((of_float8, {}, {**config(bm, 128), "shared": 2}, 168) for bm in tiles.SHARED),
+    ],
+)
+def test_machine_code_has_no_spills(make, how, config, most):
+    program = sparse(make, (600, 1024), 250, **how)
+    (launch,) = kernel(program).work(program.ops[0], program, config, ARCH).launches
     used = resources(launch.code, ARCH)
     assert used.registers <= most and used.stack == 0

@@ -24,7 +24,7 @@ from tccompile.ir.extent import (
     worth,
 )
 from tccompile.kernels.codegen import divider
-from tccompile.plan.formulas import Prepared, check_formulas, computed, drawn, everywhere, filler, integers, spans
+from tccompile.plan.formulas import Prepared, check_formulas, computed, drawn, everywhere, filler, integers, narrowed, spans
 from tccompile.sizes import Size
 
 A, B = np.arange(2, 40), np.arange(2, 40)[::-1] * 3
@@ -63,15 +63,23 @@ def same_everywhere(formulas, *sizes):
     """Formulas that all give numbers are the same where they are not looked at, and where they are computed at all sizes"""
     at_all = everywhere(formulas, sizes, spans(formulas, sizes))
     assert at_all is not None
+    for (low, high, _), row in zip(narrowed(spans(formulas, sizes), at_all), at_all, strict=True):
+        assert (low, high) == (row.min(), row.max())
     kept = Prepared(formulas, sizes, at_all)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tccompile.plan.formulas.KEPT", 0)
         again = Prepared(formulas, sizes, at_all)
+        last_again = Prepared(formulas, sizes, at_all, range(len(formulas))[-1:])
+    last = Prepared(formulas, sizes, at_all, range(len(formulas))[-1:])
+    assert kept.kept == last.kept == at_all.shape[1] and (not formulas or again.kept is last_again.kept is None)
     for column, point in zip(at_all.T, itertools.product(*(size.all for size in sizes)), strict=True):
         numbers = computed(formulas, point)
         for prepared in (kept, again):
             found, whole = prepared.at(point)
             assert found == numbers and whole.tolist() == column.tolist() == integers(numbers).tolist()
+        for prepared in (last, last_again):
+            found, whole = prepared.at(point)
+            assert found[-1:] == numbers[-1:] and whole.tolist()[-1:] == column.tolist()[-1:]
 
 
 @pytest.mark.parametrize("name", COMPUTED)

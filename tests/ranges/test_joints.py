@@ -9,6 +9,7 @@ from tccompile.dump import Dump
 from tccompile.emit.pack import pack
 from tccompile.errors import PlanError
 from tccompile.kernels.pair_sm90 import PairSm90
+from tccompile.kernels.squeeze_excite import SqueezeExcite
 from tccompile.load.model import read
 from tccompile.options import Options
 from tccompile.pipeline import Told, jobs_of, likely_jobs, origin_of, to_parts, to_patterns
@@ -24,6 +25,7 @@ from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tccompile.stages.progress import quiet
 from tests.kernels.test_pair_sm90 import bottlenecks
+from tests.kernels.test_squeeze_excite import gated
 from tests.small import image
 from tests.test_plan import header_of, with_header
 
@@ -88,6 +90,24 @@ def test_launches_of_several_ops_are_those_of_fixed_shapes(pattern, monkeypatch)
                 members = sorted([place, *(i for i, choice in enumerate(its.choices) if choice.work.within == place)])
                 work = its.choices[place].kernel.work([made.ops[k] for k in members], made, its.choices[place].config, ARCH)
                 assert its.choices[place].work == work
+
+
+def test_a_squeeze_and_excitation_is_that_of_fixed_shapes(monkeypatch):
+    """Of as many images as there are."""
+    monkeypatch.setattr(SqueezeExcite, "cost", lambda *_: 0.01)
+    (found,), options = to_patterns(
+        read(gated("batch")), Options(archs=("sm_90a",), precision="fp16", ranges=BATCH), Dump(None), quiet, Told()
+    )
+    for box, program, (build,) in to_parts(found, options, quiet, (), NO_TIMINGS, Known(NO_TIMINGS, [found])):
+        formulas, tree = drawn((program, build), ["batch"])
+        for point in scattered(box, 3):
+            made, its = filler(tree)(computed(formulas, point))
+            ((place, choice),) = [
+                (i, c) for i, c in enumerate(its.choices) if c.kernel.name == "squeeze_excite" and c.work.launches
+            ]
+            members = [i for i, c in enumerate(its.choices) if place in (i, c.work.within)]
+            assert made == found.at(point) and len(members) > 2
+            assert choice.work == choice.kernel.work([made.ops[k] for k in members], made, choice.config, ARCH)
 
 
 def large_together(program):

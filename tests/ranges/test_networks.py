@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,8 +16,16 @@ from tccompile.emit.pack import pack
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
 from tccompile.ir.extent import hint
 from tccompile.ir.metric import relative_error
+from tccompile.ir.ops import Softmax
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
+from tccompile.kernels.gemm_sm90 import Hopper
 from tccompile.kernels.pool import PoolKernel
-from tccompile.options import Options, as_sizes
+from tccompile.kernels.remembered import forget
+from tccompile.kernels.softmax import SoftmaxKernel
+from tccompile.kernels.spec import Code
+from tccompile.options import Options, as_sizes, parse_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
 from tccompile.plan.file import from_bytes, to_bytes
 from tccompile.plan.format import Family
@@ -24,11 +33,12 @@ from tccompile.plan.formulas import Slot, computed, drawn, filler, integers
 from tccompile.plan.members import Bounds
 from tccompile.plan.rules import check_family, check_member
 from tccompile.ranges import steps
-from tccompile.ranges.box import corners, scattered
+from tccompile.ranges.box import corners, opened, scattered
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
-from tccompile.ranges.pool import Known
+from tccompile.ranges.pool import SURE, Known
 from tccompile.runtime.session import Session
+from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tests.ranges import models
@@ -139,6 +149,32 @@ def test_launches_are_those_of_fixed_shapes(name, arch):
                             assert choice.work.launches == work.launches, (point, op.nodes, choice.kernel.name)
                             compared += 1
     assert compared > 100
+
+
+def test_choosing_asks_for_configs_once_and_tells_of_codes_before_all_is_chosen(monkeypatch):
+    """No kernel is asked twice for the configs of an op; codes are those of the launches; some of the pool's are told early."""
+    make, sizes_ = CASES["tokens"]
+    options = Options(archs=("sm_90a",), precision="fp16", ranges=sizes_)
+    patterns, options = to_patterns(read(make()), options, Dump(None), quiet, Told())
+    asked, told = list[tuple[Any, Any]](), list[Code]()
+    of_kernel = Hopper.configs_of
+
+    def configs_of(kernel, way, program, arch):
+        asked.append((way, program))
+        return of_kernel(kernel, way, program, arch)
+
+    monkeypatch.setattr(Hopper, "configs_of", configs_of)
+    known = Known(NO_TIMINGS, patterns, lambda arch, codes: told.extend(codes))
+    forget()
+    for pattern in patterns:
+        to_parts(pattern, options, quiet, (), NO_TIMINGS, known)
+    assert asked and len({(id(way), id(program)) for way, program in asked}) == len(asked)
+    ops = {own.number: own for of_point in known.at.values() for own in of_point}
+    coded = [(ops[i], c, codes) for (_, i), found in known.ranked.items() for c, codes in found if codes is not None]
+    for own, c, codes in coded:
+        assert codes == {launch.code for launch in c.kernel.work(own.op, own.program, c.config, ARCHS["sm_90a"]).launches}
+    assert any(isinstance(c.kernel, Hopper) for _, c, _ in coded)
+    assert 0 < len(told) <= SURE and {*told} <= known.pool(patterns[0], ARCHS["sm_90a"], ()).codes
 
 
 @pytest.mark.parametrize("name, arch", usually(LAUNCHED, 0, 1))
@@ -272,6 +308,55 @@ def test_dimensions_that_are_a_sum_of_others(total, told):
     with pytest.raises(InputError, match=says) as wrong:
         session.run(None, {"x": x, "y": y, "mask": mask[:, 1:]})
     assert wrong.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    "tall, told",
+    [("4*h", {}), ("h * 4 + 1", {}), ("tall", {"tall": "4*h"}), ("tall", {"tall": "1 + 4*h"})],
+    ids=("by its name", "by its name, and more", "said", "said, and more"),
+)
+def test_dimensions_that_are_so_many_times_another(tall, told):
+    """As of an image beside what an encoder has made of one of its size"""
+    n = Net(x=(np.float32, (1, 3, "h", 5)), image=(np.float32, (1, 3, tall, 5)))
+    more = "1" in f"{tall}{told}"
+    small = n("Conv", "image", np.full((3, 3, 4, 1), 0.25, np.float32), strides=[4, 1])
+    model = n.out(n("Add", "x", small)).model()
+    session = Session(without_code(model, precision="fp32", ranges={"h": (2, 9)} | told), "cpu")
+    oracle = onnxruntime.InferenceSession(model.SerializeToString())
+    for h in (2, 5, 9):
+        draw = np.random.default_rng(h)
+        given = {"x": draw.random((1, 3, h, 5), np.float32), "image": draw.random((1, 3, 4 * h + more, 5), np.float32)}
+        assert relative_error(session.run(None, given)[0], oracle.run(None, given)[0]) < 1e-5
+    says = r"axis 2 of 'image' is (1 \+ )?(4 \* h|h \* 4)( \+ 1)?, here .*, and not 4; it was compiled for"
+    with pytest.raises(InputError, match=says):
+        session.run(None, {"x": given["x"], "image": given["image"][:, :, :4]})
+
+
+def test_a_softmax_over_an_open_axis_that_is_padded_at_some_sizes_only():
+    """... has code for all of them, which does not rely on padding"""
+    (tokens,) = opened((Size("tokens", 18, 31),))
+    made = {name: dense(name, (4, tokens, tokens), dtype) for name, dtype in (("x", DType.F32), ("y", DType.F16))}
+    op = Softmax(nodes=("Softmax",), x="x", y="y", axis=2)
+    program, kernel = Program((), (), made, {}, (op,)), SoftmaxKernel()
+    (launch,) = kernel.work(op, program, {"threads": 4, "rows": 1, "shared": 0}, ARCHS["sm_90a"]).launches
+    assert not dict(launch.code.params)["whole"]
+
+
+def test_an_input_whose_copy_has_its_shape_at_one_size_only():
+    n = Net(x=(np.float32, ("tokens", 24)))
+    scores = n("MatMul", "x", n("Transpose", "x", perm=[1, 0]))
+    model = n.out(n("MatMul", n("Mul", n("Softmax", scores, axis=-1), scores), "x")).model()
+    options = Options(archs=("sm_90a",), ranges=as_sizes({"tokens": (18, 31)}))
+    (found, *_), _ = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert not uncopied(found.at(opened(found.box)))
+
+
+def test_sums_are_told_from_shapes():
+    """... on the command line, where a sum begins with a name, or has a + or a *"""
+    told = {"total=past+new": "past+new", "b2=b1": "b1", "a=8*h": "8*h", "a=h*8+1": "8*h+1", "a=1+h": "1+h", "a=2*h+w": "2*h+w"}
+    for text, says in told.items():
+        assert [str(size) for size in parse_sizes([text]).values()] == [says]
+    assert parse_sizes(["x=1..64x3x8"]) == {"x": (Size("x[0]", 1, 64), 3, 8)}
 
 
 def test_two_sizes_of_one_name_are_told_apart():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.rewrites.common import Net, check
@@ -65,6 +66,17 @@ def test_a_shift_before_a_convolution_with_padding_stays():
     net = Net(x=(1, 4, 6, 6))
     y = net("Conv", net("Add", "x", net.normal(4, 1, 1)), net.normal(6, 4, 3, 3), pads=[1, 1, 1, 1])
     check(net.out(y), {"Add": 1, "Conv": 1})
+
+
+def test_the_scale_of_sums_of_bytes_stays_before_a_convolution():
+    """Without it they would be stored as float32: fp16 does not hold them."""
+    net = Net(x=(np.uint8, (1, 16, 6, 6)))
+    sums = net("ConvInteger", "x", net.rng.integers(-127, 128, (16, 16, 1, 1)).astype(np.int8))
+    scaled = net("Mul", net("Cast", sums, to=onnx.TensorProto.FLOAT), net.positive(16, 1, 1) * np.float32(1e-4))
+    check(
+        net.out(net("Conv", scaled, net.normal(6, 16, 3, 3), pads=[1, 1, 1, 1])),
+        {"ConvInteger": 1, "Cast": 1, "Mul": 1, "Conv": 1},
+    )
 
 
 def test_chains_of_constants():

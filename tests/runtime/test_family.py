@@ -9,16 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tccompile.errors import InputError, PlanError
+from tccompile.errors import InputError, LaunchError, PlanError
+from tccompile.ir.extent import least
 from tccompile.ir.types import DType
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Int, Map
 from tccompile.plan.formulas import drawn
 from tccompile.plan.rules import check_plan
 from tccompile.ranges.box import opened
+from tccompile.runtime import gpu, room
 from tccompile.runtime.engine import RECENT
+from tccompile.runtime.room import touched
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
+from tests.runtime.fake_driver import ILLEGAL_ADDRESS
 from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
 
 __all__ = ["fake"]
@@ -80,6 +84,37 @@ def test_a_members_graph_is_that_of_another_one(fake):
     assert [what for what, *_ in api.log].count("set") == 0
     s.close()
     assert not api.blocks and not api.modules and not api.graphs
+
+
+def test_outputs_of_other_sizes_have_the_same_memory(fake):
+    """... on a GPU: of about as many bytes, if nobody holds what had it. Of few lengths some is kept"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s:
+        arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
+        made = [s.run(["y"], {"x": arrays[rows]})[0].memory for rows in (2, 22, 40)]
+        assert [memory.size for memory in made] == [256, 512, 512] and made[1] is made[2]
+        for _ in range(2):
+            api.calls.clear()
+            for rows in range(2, 41):
+                same(s.run(None, {"x": arrays[rows]}), expected(x_of(rows)))
+        assert not {"cuMemAlloc", "cuMemFree", "cuEventCreate"} & {*api.calls}
+        kept = s._members[0, (40,)].room
+        lengths = [kept.spare("y", 1 << n, 0)[0] for n in range(10, 30)]
+        assert lengths == [1 << n for n in range(10, 30)] and len(kept._spare["y", 0]) == RECENT
+        assert kept.spare("y", 1_000_001, 0)[0] == 1_048_576 and kept.spare("y", 1_100_000, 0)[0] == 1_179_648
+
+
+def test_new_sizes_do_not_wait_for_what_is_queued(fake):
+    """On a stream, more sizes than a session keeps: what was queued of a size that has gone runs as it was told"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s:
+        arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
+        api.calls.clear()
+        for rows in range(2, 41):
+            s.run(None, {"x": arrays[rows]}, stream=7)
+        assert not {"cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"} & {*api.calls}
+        api.calls.clear()
+    assert api.calls.index("cuEventSynchronize") < api.calls.index("cuGraphExecDestroy")
 
 
 def test_threads_with_sizes_in_turn(fake):
@@ -152,6 +187,73 @@ def test_shared_memory_is_a_members_own(fake):
             same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
             graph = api.graphs[s._members[0, (rows,)]._exec.instance.value]
             assert [launch[2] for *_, launch in graph] == [50_000, 50_000 + 256 * rows, 50_000]
+
+
+def test_what_numbers_are_at_all_sizes_proves_rules_that_their_formulas_alone_do_not(fake):
+    """Of a quotient of two that grow together: then no size that comes is looked at"""
+    fake()
+
+    def growing(own, rows):
+        (launch,) = own.steps[1].launches
+        grown = replace(own.steps[1], launches=(replace(launch, smem=50_000 + 256 * (rows // least(rows, 5))),))
+        return replace(own, steps=(own.steps[0], grown, own.steps[2]))
+
+    with Session(of_rows(growing), "gpu") as s:
+        assert s._platform._families[0]._bounds.proven
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+
+
+def test_arrays_for_outputs_are_made_while_the_gpu_works(fake, monkeypatch):
+    """... since their pages take longer than the copies that would wait for them"""
+    api = fake()
+    monkeypatch.setattr(gpu, "touched", lambda t: (api.log.append(("made", t.shape)), touched(t))[1])
+    with Session(of_rows(), "gpu") as s:
+        api.log.clear()
+        same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
+        done = [what for what, *_ in api.log]
+        assert done[-1] == "synchronize" and done.index("launch") < done.index("made") and done.count("made") == 2
+
+
+def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
+    """... without host memory of ours, unless they lie there in another order or with other bytes first"""
+    monkeypatch.setattr(room, "DIRECT", 512)
+    api = fake()
+    copies = []
+    copied = api.cuMemcpyHtoDAsync
+    api.cuMemcpyHtoDAsync = lambda to, source, size, stream: copies.append(source) or copied(to, source, size, stream)[1]
+    api.cuMemcpyDtoHAsync = lambda to, source, size, stream: copies.append(to) or copied(to, source, size, stream)[1]
+    with Session(of_rows(), "gpu") as s:
+        assert s._members == {} and s._platform._room._staged[1].size == 3 * 512
+        for rows in (40, 3):
+            x, want, direct = x_of(rows), expected(x_of(rows)), rows == 40
+            y, z = np.empty_like(x), np.empty((rows, 3), np.float32)
+            copies.clear()
+            same(s.run(None, {"x": x}, outputs={"y": y, "z": z}), want)
+            assert [a.ctypes.data in copies for a in (x, y, z)] == [direct] * 3
+            turned, others = np.empty((3, rows), np.float32).T, np.empty((rows, 3), ">f4")
+            copies.clear()
+            same(s.run(None, {"x": x.astype(">f4")}, outputs={"y": turned, "z": others}), want)
+            same(s.run(["z"], {"x": np.asfortranarray(x)}), want[1:])
+            assert not {turned.ctypes.data, others.ctypes.data} & {*copies}
+    with Session(of_rows(), "gpu") as s:
+        api.failures["cuMemcpyDtoHAsync"] = ILLEGAL_ADDRESS
+        with pytest.raises(LaunchError, match=r"running toy on Fake GPU .* failed: cuMemcpyDtoHAsync"):
+            s.run(None, {"x": x_of(40)})
+
+
+def test_nodes_whose_numbers_no_size_decides_are_told_nothing(fake):
+    """... but where inputs and outputs lie; also if tensor maps are among what they are told, each graph having its own"""
+    api = fake()
+
+    def half_fixed(own, rows):
+        own = told(own, 1, 3, Int(6))
+        return told(own, 1, 1, Address("arena", "", 768))
+
+    with Session(of_rows(half_fixed), "gpu") as s:
+        for rows, count in ((30, 2), (4, 2), (30, 0)):
+            api.log.clear()
+            same(s.run(["z"], {"x": x_of(rows)}), expected(x_of(rows))[1:])
+            assert [what for what, *_ in api.log].count("set") == count
 
 
 def test_grids_of_members(fake):
