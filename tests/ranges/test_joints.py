@@ -98,7 +98,7 @@ def test_a_squeeze_and_excitation_is_that_of_fixed_shapes(monkeypatch):
     (found,), options = to_patterns(
         read(gated("batch")), Options(archs=("sm_90a",), precision="fp16", ranges=BATCH), Dump(None), quiet, Told()
     )
-    for box, program, (build,) in to_parts(found, options, quiet, (), NO_TIMINGS, Known(NO_TIMINGS, [found])):
+    for (box, _), program, (build,) in to_parts(found, options, quiet, (), NO_TIMINGS, Known(NO_TIMINGS, [found])):
         formulas, tree = drawn((program, build), ["batch"])
         for point in scattered(box, 3):
             made, its = filler(tree)(computed(formulas, point))
