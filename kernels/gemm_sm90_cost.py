@@ -85,9 +85,9 @@ def time_us(
     latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
     clock = measured(arch).cycles_us
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
-    # Where only some multiprocessors have a block more than others, these are not much slower: they share what brings data. Of
-    # clusters, which find room in few places, the last ones begin late
-    load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 else together
+    # Of halves, where only some multiprocessors have a block more than others, these are not much slower: they share what brings
+    # data. Of clusters, which find room in few places, the last ones begin late
+    load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 and how.size > 1 else together
     step = max(max(engines) * load, latency / t.stages)
     if t.shared > 1:
         step *= own.shared_rows

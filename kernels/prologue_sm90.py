@@ -15,8 +15,7 @@ from itertools import product
 from typing import Any
 
 from tccompile.arch import KIB, Arch
-from tccompile.fuse.editor import canonical_view
-from tccompile.ir.expr import identity_view
+from tccompile.ir.expr import canonical_view, identity_view
 from tccompile.ir.extent import Extent, ceil_div, divides, hint, least
 from tccompile.ir.ops import Conv, Op, Pointwise
 from tccompile.ir.program import Program

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view, fits, names
-from tccompile.ir.expr import ACC, Expr, call, identity_view, substitute
+from tccompile.fuse.editor import Editor, fits, names
+from tccompile.ir.expr import ACC, Expr, call, canonical_view, identity_view, substitute
 from tccompile.ir.ops import Conv, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType

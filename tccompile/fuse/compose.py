@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
-from tccompile.ir.expr import View, identity_view, load, substitute
+from tccompile.fuse.editor import Editor, copies, fits, names, shifted, tidy
+from tccompile.ir.expr import View, canonical_view, identity_view, load, substitute
 from tccompile.ir.extent import worth
 from tccompile.ir.ops import Pointwise
 from tccompile.ir.program import Program

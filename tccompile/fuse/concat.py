@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tccompile.fuse.editor import Editor, canonical_view, copies, fits, names, shifted, tidy
-from tccompile.ir.expr import View, constant, coord, identity_view, load, substitute
+from tccompile.fuse.editor import Editor, copies, fits, names, shifted, tidy
+from tccompile.ir.expr import View, canonical_view, constant, coord, identity_view, load, substitute
 from tccompile.ir.extent import possible
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tccompile.ir.expr import Epilogue, Expr, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.ir.expr import Epilogue, Expr, View, canonical_view, identity_view, load, substitute, walk
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
@@ -160,10 +160,6 @@ def canonical(program: Program) -> Program:
         loads = tuple(canonical_view(v, shape) for v in op.views)
         ops.append(replace(op, epilogue=replace(tidy(op.epilogue.expr, loads), shuffle=op.epilogue.shuffle)))
     return replace(program, ops=tuple(ops))
-
-
-def canonical_view(view: View, shape: Shape) -> View:
-    return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)
 
 
 def channels_of(view: View, shape: Shape, seen: Shape) -> list[int] | None:

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.fuse.editor import Editor, canonical_view, channels_of, fits, names, tidy
-from tccompile.ir.expr import Epilogue, Expr, Index, View, constant, coord, identity_view, load, substitute, walk
+from tccompile.fuse.editor import Editor, channels_of, fits, names, tidy
+from tccompile.ir.expr import Epilogue, Expr, Index, View, canonical_view, constant, coord, identity_view, load, substitute, walk
 from tccompile.ir.extent import Shape, possible, worth
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pointwise
 from tccompile.ir.program import Program

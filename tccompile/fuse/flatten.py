@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view
-from tccompile.ir.expr import load, reshape_view
+from tccompile.fuse.editor import Editor
+from tccompile.ir.expr import canonical_view, load, reshape_view
 from tccompile.ir.ops import Gemm, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.weights import transform

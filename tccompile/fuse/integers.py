@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view, fits, names, shifted, tidy
-from tccompile.ir.expr import ACC, Expr, identity_view, load, substitute, walk
+from tccompile.fuse.editor import Editor, fits, names, shifted, tidy
+from tccompile.ir.expr import ACC, Expr, canonical_view, identity_view, load, substitute, walk
 from tccompile.ir.ops import Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType

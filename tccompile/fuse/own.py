@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view, copies
-from tccompile.ir.expr import Epilogue, identity_view, load
+from tccompile.fuse.editor import Editor, copies
+from tccompile.ir.expr import Epilogue, canonical_view, identity_view, load
 from tccompile.ir.ops import Custom, Op, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tccompile.fuse.editor import Editor, canonical_view, is_concatenated, moves
-from tccompile.ir.expr import View, coord, identity_view
+from tccompile.fuse.editor import Editor, is_concatenated, moves
+from tccompile.ir.expr import View, canonical_view, coord, identity_view
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor

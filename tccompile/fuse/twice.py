@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tccompile.fuse.editor import Editor, canonical_view, names
-from tccompile.ir.expr import identity_view
+from tccompile.fuse.editor import Editor, names
+from tccompile.ir.expr import canonical_view, identity_view
 from tccompile.ir.ops import Norm, Pointwise
 from tccompile.ir.ops.op import Also
 from tccompile.ir.program import Program

@@ -453,6 +453,11 @@ def identity_view(tensor: str, rank: int) -> View:
     return View(tensor, tuple(coord(a) for a in range(rank)))
 
 
+def canonical_view(view: View, shape: Shape) -> View:
+    """The view with 0 for the index along each axis of one element, so that equal views are equal."""
+    return view.at([coord(a) if n > 1 else constant(0) for a, n in enumerate(shape)], shape)
+
+
 def broadcast_view(tensor: str, tensor_shape: Shape, shape: Shape) -> View:
     """Reads a tensor that is broadcast to `shape` as NumPy and ONNX do: axes aligned at the end, extent 1 repeated."""
     skip = len(shape) - len(tensor_shape)

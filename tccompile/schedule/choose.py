@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from tccompile.arch import Arch
 from tccompile.errors import TccompileError, UnsupportedError
-from tccompile.fuse.editor import canonical_view
 from tccompile.fuse.unfold import FEW
-from tccompile.ir.expr import identity_view
+from tccompile.ir.expr import canonical_view, identity_view
 from tccompile.ir.extent import alike, hint
 from tccompile.ir.forms import Packed, Sparse
 from tccompile.ir.ops import Conv, Gemm, Op, Pointwise
