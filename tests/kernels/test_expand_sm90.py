@@ -80,6 +80,7 @@ CASES = {
 }
 
 
+@thorough
 @pytest.mark.parametrize("case", usually(CASES, "3x3/2"))
 def test_values_of_the_ptx(case: str) -> None:
     """Only weights are read before a thread waits, and what is between the two convolutions is never written."""
@@ -155,6 +156,7 @@ def in_one_launch(monkeypatch: pytest.MonkeyPatch, folder: Path, images: int | s
     )
 
 
+@thorough
 def test_blocks_of_a_quantized_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (section,) = in_one_launch(monkeypatch, tmp_path).entries[0].sections
     assert [section.steps[s.within].kernel for s in section.steps if s.within >= 0] == ["expand_sm90"]

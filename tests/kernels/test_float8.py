@@ -278,6 +278,7 @@ ONCE: list[Config] = [
 ]
 
 
+@thorough
 @pytest.mark.parametrize("config", usually(ONCE, 0))
 def test_sums_of_one_stage_are_all(config: Config) -> None:
     """They are added to no others."""

@@ -31,7 +31,7 @@ from tests.gpu.cases import NHWC, Builder, _view
 from tests.kernels import machine
 from tests.kernels.memory import SPACE
 from tests.kernels.test_pair_sm90 import entry_of, epilogue, values
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 ARCH, KERNEL = ARCHS["sm_90a"], PrologueSm90()
 F16, S8, U8 = DType.F16, DType.I8, DType.U8
@@ -77,6 +77,7 @@ CASES = [
 ]
 
 
+@thorough
 @pytest.mark.parametrize(("program", "config"), usually(CASES, 0))
 def test_results_are_right(program, config):
     """On one block, whose warpgroups have several tiles, the last one beyond the image. Only weights are read before it waits."""
@@ -101,6 +102,7 @@ def test_results_are_right(program, config):
     assert sum(bool(written.any()) for written in memory.written) == 1
 
 
+@thorough
 @pytest.mark.parametrize(("kinds",), usually([((F16, U8, U8),), ((S8, U8, U8),), ((S8, U8, F16),), ((F16, S8, S8),)], 0))
 def test_machine_code_without_spills(kinds: tuple[DType, DType, DType]) -> None:
     """Of a config of each kind: the assembler has crashed at other orders of the same."""

@@ -33,6 +33,7 @@ from tests.gpu.cases import NHWC, Builder
 from tests.kernels import machine
 from tests.kernels.memory import SPACE
 from tests.small import image
+from tests.tiers import thorough
 
 ARCH, KERNEL = ARCHS["sm_90a"], SqueezeExcite()
 F16, S8, U8, F32 = DType.F16, DType.I8, DType.U8, DType.F32
@@ -107,6 +108,7 @@ def squeeze(
     return program
 
 
+@thorough
 @pytest.mark.parametrize(
     ("program", "config"),
     [
