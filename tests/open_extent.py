@@ -69,6 +69,10 @@ def same(a: Extent, b: Extent) -> bool:
     raise NotImplementedError
 
 
+def alike(a: Shape, b: Shape) -> bool:
+    raise NotImplementedError
+
+
 def divides(d: int, n: Extent) -> bool:
     raise NotImplementedError
 
