@@ -29,7 +29,7 @@ from tccompile.ir.weights import SMALL, Literal, leaves
 from tccompile.plan import FORMAT_VERSION, codec
 from tccompile.plan.format import Contents, Entry, Family
 from tccompile.plan.formulas import Slot
-from tccompile.plan.rules import FORMULAS, check_family, check_plan, naming
+from tccompile.plan.rules import FORMULAS, check_families, check_plan
 from tccompile.plan.stretch import Stretch
 from tccompile.terminal import plain
 
@@ -263,6 +263,7 @@ def _decompressed(data: bytes | memoryview, size: int, limit: int, what: str) ->
 
 def _chunks(plan: Plan) -> Iterator[bytes | memoryview]:
     """The bytes of the file, piece by piece."""
+    check_families(plan.families)
     check_plan(plan)
     writer = _Writer()
     coder = _codec((writer.code, _refuse), (lambda w: w, _refuse), (writer.array, _refuse))
@@ -394,9 +395,7 @@ def _checked(data: Stretch) -> Plan:
         raise PlanError(f"section 'header': {error}") from None
     sections: Any = plan.weights  # (entry in the table, bytes), as the reader gives them
     digests = {name: _digest(stored) for name, (stored, _) in sections.items()}
-    for i, family in enumerate(plan.families):
-        with naming(f"family {i}"):
-            check_family(family)
+    check_families(plan.families)
     entries = (*plan.entries, *(family.lowest for family in plan.families))
     plan = replace(plan, weights={name: data for name, (_, data) in sections.items()}, digests=digests, entries=entries)
     check_plan(plan)

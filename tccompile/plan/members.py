@@ -20,14 +20,15 @@ from tccompile.ir.limits import SIZE, require
 from tccompile.ir.tensor import Tensor
 from tccompile.plan.format import Address, Family, Int, Map
 from tccompile.plan.formulas import Prepared, Slot, Span, computed, everywhere, integers, narrowed, spans, used
-from tccompile.plan.rules import GRID
+from tccompile.plan.rules import CORNER, GRID
 
 WIDE = float(1 << 62)
 """What extents of a tensor are multiplied to is less."""
 
 
 Left = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Launches' integers, tensors that lie in others, addresses in tensors, each by number, and the tensors that are concerned."""
+"""Launches' integers and maps' corners, tensors that lie in others, addresses in tensors, each by number, and the tensors that
+are concerned."""
 
 
 class Bounds:
@@ -54,9 +55,10 @@ class Bounds:
         args = [arg for launch in launches for arg in launch.args]
         self._grids = self._table([launch.grid for launch in launches if any(isinstance(n, Slot) for n in launch.grid)], 3)
         self._shared = self._table([(launch.smem,) for launch in launches], 1)[:, 0]
-        ints = [arg.value for arg in args if isinstance(arg, Int)]
-        self._ints = self._table([(n,) for n in ints if isinstance(n, Slot)], 1)
         maps = [arg for arg in dict.fromkeys(args) if isinstance(arg, Map)]
+        narrow: list[tuple[Any, int, int]] = [(arg.value, -(1 << 31), 1 << 32) for arg in args if isinstance(arg, Int)]
+        narrow += [(n, -CORNER, CORNER) for m in maps for n in m.upper]
+        self._narrow, self._from, self._below = self._of_few_bits([row for row in narrow if isinstance(row[0], Slot)])
         self._map_extents = self._table([(*m.extents, *[1] * (5 - len(m.extents))) for m in maps], 5)
         self._map_strides = self._table([(*m.strides, *[16] * (4 - len(m.strides))) for m in maps], 4)
         self._map_sizes = np.array([m.dtype.size for m in maps], np.int64)
@@ -104,10 +106,8 @@ class Bounds:
 
     def _check_left(self, values: np.ndarray, left: Left) -> None:
         """Look at what spans did not prove, of some members, each a column."""
-        ints, views, owned, tensors = left
-        if ints.size:
-            told = values[ints]
-            require((told >= -(1 << 31)).all() and (told < 1 << 32).all(), "a number in more than 32 bits")
+        narrow, views, owned, tensors = left
+        self._check_narrow(values, narrow)
         if not tensors.size:
             return
         sizes = np.zeros((len(self._names), values.shape[1]), np.int64)
@@ -119,6 +119,12 @@ class Bounds:
         span = np.where(maps[:, None] < 0, 0, self._span(values)[maps]) if len(self._map_sizes) else 0
         require((values[self._begin[owned]] + span <= sizes[self._owner[owned]]).all(), "an address outside of what there is")
 
+    def _check_narrow(self, values: np.ndarray, which: np.ndarray) -> None:
+        """Hold these of launches' integers and maps' corners to their bits; of several members, each a column."""
+        told = values[self._narrow[which]]
+        fits = (told >= self._from[which, None]).all() and (told < self._below[which, None]).all()
+        require(fits, "a number in more bits than its place has")
+
     def _check_all(self, values: np.ndarray) -> None:
         sizes = self._bytes(values)
         if (over := sizes > self._most).any():
@@ -129,8 +135,7 @@ class Bounds:
         require((shared >= 0).all() and (shared <= self._most_shared).all(), "more shared memory than at the greatest sizes")
         grids = values[self._grids]
         require((grids >= 1).all() and (grids <= GRID).all(), "a grid that there is not")
-        told = values[self._ints]
-        require((told >= -(1 << 31)).all() and (told < 1 << 32).all(), "a number in more than 32 bits")
+        self._check_narrow(values[:, None], np.arange(len(self._narrow)))
         extents, strides = values[self._map_extents], values[self._map_strides]
         fits = (extents >= 1).all() and (extents < 1 << 32).all() and (strides > 0).all() and (strides < SIZE).all()
         require(fits and not (strides % 16).any(), "a tensor map that the hardware does not have")
@@ -179,13 +184,18 @@ class Bounds:
         views = np.flatnonzero((high[self._offsets] * self._bits) // 8 + sizes > least[self._bases])
         views = views[~alone[views]]
         owned = np.flatnonzero((self._owner >= 0) & (ends > least[self._owner]))
-        ints = self._ints[(low[self._ints] < -(1 << 31)) | (high[self._ints] >= 1 << 32)]
-        return ints, views, owned, np.unique([*views, *self._bases[views], *self._owner[owned]]).astype(np.int64)
+        narrow = np.flatnonzero((low[self._narrow] < self._from) | (high[self._narrow] >= self._below))
+        return narrow, views, owned, np.unique([*views, *self._bases[views], *self._owner[owned]]).astype(np.int64)
 
     def _table(self, rows: Iterable[Sequence[Any]], columns: int = 0) -> np.ndarray:
         """Where the numbers of rows are among all values: those of formulas, then constants."""
         out = [[n.number if isinstance(n, Slot) else self._constant(n) for n in row] for row in rows]
         return np.array(out, np.int64).reshape(len(out), -1 if out else columns)
+
+    def _of_few_bits(self, rows: Sequence[tuple[Any, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where these numbers are among all values, and for each the least that its place takes, and what is too much."""
+        bounds = np.array([row[1:] for row in rows], np.int64).reshape(-1, 2)
+        return self._table([(row[0],) for row in rows], 1)[:, 0], bounds[:, 0], bounds[:, 1]
 
     def _constant(self, value: int) -> int:
         self._constants.append(value)

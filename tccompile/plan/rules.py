@@ -100,8 +100,14 @@ SIZES, FORMULAS = 16, 1 << 16
 """Sizes and formulas of a family, at most."""
 
 
-def check_family(family: Family) -> None:
+def check_families(families: Sequence[Family]) -> None:
     """Raises PlanError for sizes, formulas and slots that are none."""
+    for i, family in enumerate(families):
+        with naming(f"family {i}"):
+            _check_family(family)
+
+
+def _check_family(family: Family) -> None:
     require(0 < len(family.sizes) <= SIZES and len(family.formulas) <= FORMULAS, f"{len(family.sizes)} sizes")
     for size in family.sizes:
         numbers = size.low, size.high, size.step
@@ -123,7 +129,9 @@ def check_family(family: Family) -> None:
         )
         require(not slots(fixed), "a place in memory, or an order of steps, that a size decides")
         for launch in (launch for step in section.steps for launch in step.launches):
-            maps = [replace(arg, address=NO_PLACE, extents=(), strides=()) for arg in launch.args if isinstance(arg, Map)]
+            # A convolution's last window begins further from an image's edge or less far, as its stride meets the size.
+            free: Mapping[str, Any] = {"address": NO_PLACE, "extents": (), "strides": (), "upper": ()}
+            maps = [replace(arg, **free) for arg in launch.args if isinstance(arg, Map)]
             told = replace(launch, grid=(1, 1, 1), smem=0, args=(*maps, *[a for a in launch.args if isinstance(a, Slot)]))
             require(not slots(told), "a launch's code, block or tensor map's box that a size decides")
     program = family.entry.program
@@ -429,6 +437,7 @@ def _space(address: Address) -> str:
 
 
 CORNER = 1 << 7
+"""The corners of im2col maps of images are numbers of 8 bits with a sign."""
 
 
 def _check_map(m: Map) -> tuple[Address, Extent]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -27,11 +29,11 @@ from tccompile.kernels.softmax import SoftmaxKernel
 from tccompile.kernels.spec import Code
 from tccompile.options import Options, as_sizes, parse_sizes
 from tccompile.pipeline import Dump, Told, jobs_of, origin_of, quiet, read, to_parts, to_patterns, without_code
-from tccompile.plan.file import from_bytes, to_bytes
-from tccompile.plan.format import Family
+from tccompile.plan.file import Plan, from_bytes, to_bytes
+from tccompile.plan.format import Family, Map
 from tccompile.plan.formulas import Slot, computed, drawn, filler, integers
 from tccompile.plan.members import Bounds
-from tccompile.plan.rules import check_family, check_member
+from tccompile.plan.rules import check_families, check_member
 from tccompile.ranges import steps
 from tccompile.ranges.box import corners, opened, scattered
 from tccompile.ranges.families import with_families
@@ -244,21 +246,38 @@ def test_a_kernel_that_takes_one_size_for_all_is_not_taken(monkeypatch):
         to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
 
 
-def test_parts_by_the_product_of_sizes():
-    """What a product of matrices takes follows from its rows, a batch's tokens. Each size is in one part."""
-    opened, told, ranges = read(models.tokens()), Told(), as_sizes({"batch": (2, 9), "tokens": (2, 40)})
-    (pattern,), options = to_patterns(opened, Options(archs=("sm_80",), precision="fp16", ranges=ranges), Dump(None), quiet, told)
+def packed(model: onnx.ModelProto, ranges: Mapping[str, Any], arch: str) -> Plan:
+    """A plan without code for a model of one pattern, written and read."""
+    opened, told = read(model), Told()
+    (pattern,), options = to_patterns(opened, Options(archs=(arch,), precision="fp16", ranges=ranges), Dump(None), quiet, told)
     parts = to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
     jobs = dict.fromkeys(job for *_, builds in parts for build in builds for job in jobs_of(build))
     images = {job: image(job[1].name, job[2], f"kernel_{n}") for n, job in enumerate(jobs)}
     plan = pack("test", {}, [part[1:] for part in parts], images, opened.weights, False, origin=origin_of(opened, told))
-    plan = from_bytes(to_bytes(with_families(plan, [region for region, *_ in parts])))
+    return from_bytes(to_bytes(with_families(plan, [region for region, *_ in parts])))
+
+
+def test_convolutions_with_strides_of_sizes_of_any_remainder():
+    """The last window by im2col begins further from the image's edge, or less far, as the stride meets the size"""
+    g = models.Graph()
+    hidden = g.op("Relu", g.op("Conv", "x", g.weight(16, 3, 3, 3), pads=[1, 1, 1, 1]))
+    y = g.op("Conv", hidden, g.weight(8, 16, 3, 3), strides=[2, 2])
+    plan = packed(g.model("x", onnx.TensorProto.FLOAT, [1, 3, "h", 16], y), as_sizes({"h": (16, 64)}), "sm_90a")
+    steps = [step for family in plan.families for section in family.entry.sections for step in section.steps]
+    maps = [arg for step in steps for launch in step.launches for arg in launch.args if isinstance(arg, Map)]
+    assert any(isinstance(n, Slot) for m in maps for n in m.upper)
+
+
+def test_parts_by_the_product_of_sizes():
+    """What a product of matrices takes follows from its rows, a batch's tokens. Each size is in one part."""
+    ranges = as_sizes({"batch": (2, 9), "tokens": (2, 40)})
+    plan = packed(models.tokens(), ranges, "sm_80")
     assert any(family.product for family in plan.families)
     for batch, tokens in itertools.product(*(size.all for size in ranges.values())):
         assert sum(family.sizes_of({"x": (batch, tokens)}) is not None for family in plan.families) == 1, (batch, tokens)
     for product in ((16, 9), (9,), (9.0, 16.0)):
         with pytest.raises(PlanError, match="a product of"):
-            check_family(replace(plan.families[0], product=product))
+            check_families([replace(plan.families[0], product=product)])
 
 
 def test_a_model_that_differs_at_each_size_is_refused():

@@ -45,6 +45,14 @@ def told(own, step: int, place: int, arg):
     return replace(own, steps=(*own.steps[:step], replace(own.steps[step], launches=(launch,)), *own.steps[step + 1 :]))
 
 
+def of_windows(last) -> Map:
+    """A map by im2col whose last window along the width begins so far from an image's edge."""
+    return Map(
+        "im2col", DType.F16, Address("arena", "", 256), (8, 5, 2, 1), (16, 80, 160), (2, 2), 16,
+        lower=(-1, -1), upper=(last, 1), channels=8, pixels=4,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_members_of_any_sizes(fake, device):
     fake()
@@ -172,6 +180,24 @@ def test_tensor_maps_of_members(fake, ahead, monkeypatch):
     assert len(api.maps) - made == (0 if ahead else 3)
 
 
+def test_corners_of_maps_by_im2col_are_a_members_own(fake):
+    """With strides the last window begins further from an image's edge or less far, as the stride meets the size"""
+    api = fake()
+
+    def mapped(own, rows):
+        m = of_windows((rows - 3) // 2 * 2 - (rows - 1))
+        return told(told(own, 1, 0, m), 2, 0, m)
+
+    s = Session(of_rows(mapped), "gpu")
+    assert s._platform._families[0]._bounds.proven
+    seen: list[int] = []
+    api.kernels = {**KERNELS, "tc_scale": (KERNELS["tc_scale"][0], lambda h, *args: seen.append(h))}
+    for rows, last in ((9, -2), (10, -3), (9, -2)):
+        s.run(None, {"x": x_of(rows)})
+        encoded = ctypes.c_uint64.from_address(seen[-1]).value  # which of all that have been encoded
+        assert api.maps[encoded - 1][1][6] == [last, 1]
+
+
 def test_shared_memory_is_a_members_own(fake):
     """Of launches that ask for more of it at greater sizes: the code may have the most, each launch has its own"""
     api = fake()
@@ -275,7 +301,8 @@ def test_grids_of_members(fake):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda own, rows: told(own, 1, 3, Int((rows - 2) * (40 - rows) * 3_000_000_000)), "32 bits"),
+        (lambda own, rows: told(own, 1, 3, Int((rows - 2) * (40 - rows) * 3_000_000_000)), "more bits"),
+        (lambda own, rows: told(own, 1, 0, of_windows((rows - 2) * (40 - rows))), "more bits"),
         (lambda own, rows: told(own, 1, 0, Address("arena", "", (rows - 2) * (40 - rows) * 100)), "outside"),
         (lambda own, rows: told(own, 1, 1, Address("io", "y", (rows - 2) * (40 - rows) * 100)), "outside"),
     ],
