@@ -1494,6 +1494,18 @@ def test_error_that_buys_no_time_is_not_made() -> None:
     assert len(found.layers) == 3 and not found.float8
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.95, 0), (0.85, 3)])
+def test_floats_of_8_bits_are_chosen_where_they_are_surely_faster_than_integers(share: float, count: int) -> None:
+    """However much error is allowed: estimates of the two are a few percent off beside each other."""
+
+    def times(graph: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        float8 = {n.name for n in graph.nodes if n.op in OPS and n.inputs[1].name.endswith("/float8")}
+        return [(nodes, time * (share if nodes[0] in float8 else 1.0)) for nodes, time in eight(graph)]
+
+    found = automatic(residual(), 0.5, on_one(times))
+    assert len(found.layers) == 3 and len(found.float8) == count
+
+
 @pytest.mark.parametrize(("other", "count"), [(1.5, 3), (2.7, 3), (3.3, 0)])
 def test_generations_count_alike(other: float, count: int) -> None:
     """Whatever their speed: half the time on a fast one makes up for half as much again on one that is ten times as slow."""
