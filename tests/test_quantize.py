@@ -1625,6 +1625,22 @@ def test_estimates_are_as_far_off_as_others_of_their_format(tried: list[Tried], 
     assert estimated(tried, *said) == pytest.approx(off)
 
 
+def test_error_costs_as_much_from_a_file_as_in_the_first_build() -> None:
+    """A file tells of runs of some activations, too, whose errors may be far less than estimates of them."""
+    net = residual()
+    graph, more = rewritten(net), Tried(10.0, 0.0, 1e-3)
+    known, measure = find(graph, runs_of(net, 4), sources(net.model()), lambda done, total: None, ("int8",))
+
+    def taken(known: Known, saves: float) -> int:
+        return len(choose(known, [graph], 1.5e-2, on_one(lambda g: eight(g, 2.0 - saves)), measure)[0].layers)
+
+    usable = known.within([graph], (), ("int8",))
+    again = replace(usable, tried=(*usable.tried, more))
+    saves = [0.02 * 1.4**k for k in range(10)]
+    counts = [taken(usable, s) for s in saves]
+    assert counts == [taken(again, s) for s in saves] and 0 in counts and 3 in counts
+
+
 def test_grids_have_room_where_runs_differ() -> None:
     values = {}
     for name, sizes in {"alike": [1.0] * 8, "apart": [0.5, 1, 0.7, 1.4, 0.6, 1, 0.8, 1.1]}.items():

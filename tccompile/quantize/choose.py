@@ -41,6 +41,7 @@ from tccompile.quantize.known import (
     predicted,
     predicted_by_format,
     stored,
+    whole_runs,
 )
 from tccompile.quantize.smooth import smoothed
 from tccompile.rewrites.quantized import moves
@@ -188,7 +189,7 @@ def choose(
     floats = entries.steps()
     in_floats = sum(time for _, time in floats)
     relative = measure is None or measure.metric is None  # a bound in other terms says nothing of the errors' squares
-    allowed = bound / min((t.off / t.said for t in known.tried if t.said > 0 and t.off > 0), default=1.0)  # by estimates
+    allowed = bound / min((t.off / t.said for t in whole_runs(known.tried)), default=1.0)  # by estimates
     least = WORTH * in_floats / allowed**2 if relative else 0.0
     every = _faster(known, entries, floats, least)
     found = [t.sure for t in every]
