@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tccompile.ir.expr import Expr
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters
+from tccompile.kernels.loops import exchange
 from tccompile.kernels.spec import Value
 from tccompile.kernels.text import Called, KernelText, indented, intrinsic, parameters
 
@@ -219,9 +220,7 @@ class Writer:
             words = ", ".join(f"words[{i}]" for i in range(GROUP * size // 4))
             out.append(f"        b{r} = dot(b{r}, unpack_w({words}), ms)")
         out.append(f"        k = i32(k + {32 * GROUP})")
-        for half in (16, 8, 4, 2, 1):
-            for r in rows:
-                out += [f"    other = shuffle(b{r}, i32({half}))", f"    b{r} = b{r} + other"]
+        out += indented(exchange([f"b{r}" for r in rows], "{} + {}", 32, self.p["threads"]))
         out.append("    if lane == 0:")
         for r in rows:
             out += [f"        if row + i32({r}) < units:", f"            keep(i32(E + (row + i32({r})) * 4), b{r})"]
@@ -264,11 +263,8 @@ class Writer:
             f"    z = dot(z, unpack_v({words}), own8(i32(H + k * i32({GROUP * 4}))))",
             f"    k = i32(k + i32({sharing}))",
         ]
-        half = sharing // 2
-        while half:
-            body += [f"other = shuffle(z, i32({half}))", "z = z + other"]
-            half //= 2
         body += [
+            *exchange(["z"], "{} + {}", sharing, self.p["threads"]),
             f"if i32(u & i32({sharing - 1})) == 0 and ch < W:",
             *indented(lines),
             f"    keep(i32(G + ch * 4), {result})",
