@@ -20,7 +20,7 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Entry, Family, Section, Step
-from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
+from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, adopt, as_stored
 from tccompile.runtime.driver import Driver, DriverError, Handle, Memory, open_device
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.family import GpuFamily, Member
@@ -30,10 +30,6 @@ from tccompile.runtime.loaded import Loaded
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.runtime.resident import Resident, taken_out
 from tccompile.runtime.room import Room, Staging, aligned, most, touched
-
-AHEAD = 128 << 20
-"""Bytes of inputs and outputs up to which a plan for ranges has memory for its greatest sizes from the start: who has all arrays
-on the device needs none."""
 
 WARMUP = 3
 """Inferences ahead of those whose steps are timed."""
@@ -74,10 +70,9 @@ class GpuPlatform:
     def load_families(self) -> None:
         if not self.plan.families:
             return
-        arena, counters, io, pinned = most(self.plan)
-        self._room = Room(self.device, arena, counters, io, pinned)
-        if io <= AHEAD:
-            self._room.staged(io, pinned)
+        bytes_of = most(self.plan)
+        self._room = Room(self.device, bytes_of.arena, bytes_of.counters, bytes_of.io, bytes_of.outputs)
+        self._room.prepare(bytes_of.pinned, bytes_of.outputs, int(self._stream.value))
         for number, family in enumerate(self.plan.families):
             loaded = self._loaded(family.lowest, self._room, family)
             self._families.append(GpuFamily(family, loaded))
@@ -208,7 +203,7 @@ class GpuEngine:
                     made[name] = self._output(name, queue)
                     addresses[name] = made[name].memory.address
                 else:
-                    addresses[name] = self.staging().address(name)
+                    addresses[name] = self.staging(queue).address(name)
                     staged.append(name)
             self.launch_in(cu, addresses, queue)
             if self._check_finite:
@@ -220,8 +215,9 @@ class GpuEngine:
                 self.room.mark_last(None)
             else:
                 self.room.mark_last(queue)
-                for output in made.values():
-                    output.mark()
+                if made:
+                    first, *others = made.values()
+                    first.mark(others)
 
             for target, host in landed.values():
                 if host is not target:
@@ -241,9 +237,9 @@ class GpuEngine:
         if isinstance(array, DeviceBuffer) and not array.address % IO_ALIGN:
             return array.address
         t = self.io[name]
-        where = self.staging().address(name)
+        where = self.staging(stream).address(name)
         if isinstance(array, np.ndarray):
-            self.staging().put(name, as_stored(array, t.dtype), stream)
+            self.staging(stream).put(name, as_stored(array, t.dtype), stream)
         else:
             cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
         return where
@@ -260,9 +256,9 @@ class GpuEngine:
         try:
             for name, target in there.items():
                 if isinstance(target, DeviceBuffer):
-                    cu.cuMemcpyDtoDAsync(target.address, self.staging().address(name), self.io[name].nbytes, stream)
+                    cu.cuMemcpyDtoDAsync(target.address, self.staging(stream).address(name), self.io[name].nbytes, stream)
                 else:
-                    landed[name] = on_host[name], self.staging().fetch(name, on_host[name], stream)
+                    landed[name] = on_host[name], self.staging(stream).fetch(name, on_host[name], stream)
         except DriverError as error:
             raise self._failed(error) from error
         return landed
@@ -293,18 +289,17 @@ class GpuEngine:
     def _failed(self, error: DriverError) -> LaunchError:
         return LaunchError(f"running {self.plan.name} on {self.device} failed: {error}")
 
-    def staging(self) -> Staging:
-        """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
+    def staging(self, stream: int) -> Staging:
+        """Memory for inputs and outputs that do not lie on the device, made when a stream first needs it."""
         if self._staging is None:
-            self._staging = Staging(self.room, self.io)
+            self._staging = Staging(self.room, self.io, stream)
         return self._staging
 
     def _output(self, name: str, stream: int) -> DeviceArray:
         """An array for an output that is written on the stream."""
         t = self.io[name]
-        size, pool = self.room.spare(name, t.nbytes, stream)
-        output = pool.pop() if pool else Output(self.device, size, f"output {name!r}")
-        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
+        output, spare = self.room.outputs.take(name, t.nbytes, stream)
+        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, spare)
 
     # --- Times --------------------------------------------------------------------------------------------------------
 
@@ -325,7 +320,7 @@ class GpuEngine:
         """The addresses of inputs, copied to the device if they are not there, and of outputs."""
         with self.device as cu:
             addresses = {n: self._place_input(cu, n, arrays[n], self._own) for n in self.inputs}
-        return addresses | {n: self.staging().address(n) for n in self.outputs}
+        return addresses | {n: self.staging(self._own).address(n) for n in self.outputs}
 
     def _time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
         """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""
