@@ -57,13 +57,15 @@ class Outputs:
 
     def _make_room(self, size: int, stream: int) -> None:
         """Free what has been used longest ago, until so many bytes more are among those that are kept."""
-        for key in list(self._spare):
+        while True:
             while self._gone:
                 self._used -= self._gone.popleft()
             if self._used + size <= self.kept:
-                break
-            if self._spare[key]:
-                self._free(key, stream)
+                return
+            key = next((key for key, spare in self._spare.items() if spare), None)
+            if key is None:
+                return
+            self._free(key, stream)
 
     def _free(self, key: tuple[str, int, int], stream: int) -> None:
         """Free what nobody holds any more: of another stream, when all that is queued is done."""
