@@ -21,13 +21,16 @@ FINE = 4
 class Outputs:
     """Memory for outputs of one session.
 
-    kept  bytes of a plan for ranges up to which memory is kept for later outputs, in a pool if the device has any; 0 for fixed
-          shapes, of which each output has one length
+    kept    bytes of a plan for ranges up to which memory is kept for later outputs; 0 for fixed shapes, of which each output has
+            one length
+    others  bytes of such a plan that are needed besides
+    pooled  whether all of that comes from a pool, which only some devices have
     """
 
-    def __init__(self, device: Device, kept: int = 0):
+    def __init__(self, device: Device, kept: int = 0, others: int = 0):
         self.device, self.kept = device, kept
-        self._pool = Pool(device, kept) if kept and device.attribute("MEMORY_POOLS_SUPPORTED") else None
+        self.pooled = bool(kept and device.attribute("MEMORY_POOLS_SUPPORTED"))
+        self._pool = Pool(device, kept + others) if self.pooled else None
         self._spare: dict[tuple[str, int, int], list[Output]] = {}
         """Memory that nobody holds any more, by the output's name, the length and the stream; the last used comes last."""
         self._used = 0

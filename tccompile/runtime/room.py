@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.extent import round_up
 from tccompile.plan.file import Plan
 from tccompile.runtime.arrays import LEGACY
 from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, PooledMemory, mib
@@ -33,45 +32,57 @@ PAGE = 4096
 """Bytes of the host's memory that the system makes at once, or fewer."""
 
 
+@dataclass(frozen=True)
+class Most:
+    """The most bytes of anything that an inference on a plan needs."""
+
+    arena: int
+    counters: int
+    io: int
+    pinned: int
+    outputs: int
+
+
 class Room:
     """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
 
-    arena, counters  bytes; io, of inputs and outputs, allocated when they are first needed
-    outputs          bytes of a plan's greatest outputs, if it is for ranges: see Outputs
+    arena, counters  bytes; io and outputs, of a plan for ranges, of its greatest inputs and outputs, and of outputs alone
     """
 
     def __init__(self, device: Device, arena: int, counters: int, io: int = 0, outputs: int = 0):
-        self.device, self.io = device, io
+        self.device = device
         self.memory = Memory(device, aligned(arena) + counters, f"the arena ({mib(arena)})")
         self.address, self.counters = self.memory.address, self.memory.address + aligned(arena)
         self._last_stream: int | None = None
-        self._io: Memory | PooledMemory | None = None
+        self._staged: Memory | PooledMemory | None = None
         self._pinned: PinnedMemory | None = None
-        self.outputs = Outputs(device, max(io + 2 * outputs, LEAST) if outputs else 0)
+        self.outputs = Outputs(device, max(2 * outputs, LEAST), io) if outputs else Outputs(device)
         with device as cu:
             untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
             self._earlier = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
             cu.cuMemsetD8(self.address, 0, self.memory.size)
 
-    def prepare(self, pinned: int, outputs: int, stream: int) -> None:
-        """Take memory that the first inferences on a plan for ranges need not wait for: on the host, where of inputs and outputs
-        so many bytes are small; and on the device, for all of them, and for outputs that stay there."""
-        self._on_host(pinned)
-        if self.io <= AHEAD:
-            self._on_device(self.io, stream)
-        self.outputs.grow(min(outputs, AHEAD), stream)
+    def prepare(self, most: Most, stream: int) -> None:
+        """Take memory that the first inferences on a plan for ranges need not wait for: pinned on the host, and on the device for
+        inputs and outputs that come from there, or outputs that stay."""
+        self.pinned(most.pinned)
+        self.outputs.grow(min(max(most.io, 2 * most.outputs), AHEAD), stream)
+        if not self.outputs.pooled and most.io <= AHEAD:
+            self.staged(most.io, stream)
 
-    def staged(self, size: int, pinned: int, stream: int) -> tuple[Memory | PooledMemory, PinnedMemory]:
-        """Memory for so many bytes of inputs and outputs on the device, and for so many on the host."""
-        return self._on_device(max(size, self.io), stream), self._on_host(pinned)
+    def staged(self, size: int, stream: int) -> Memory | PooledMemory:
+        """Memory on the device for so many bytes of inputs and outputs, for an inference that is queued on the stream, and later
+        ones: what it held for earlier ones is gone then."""
+        if self._staged is None or self._staged.size < size:
+            if self._staged is not None:
+                self.order_after_last(stream)
+                self._staged.free(stream)
+            self._staged = self.outputs.memory(length(size), "inputs and outputs", stream)
+        return self._staged
 
-    def _on_device(self, size: int, stream: int) -> Memory | PooledMemory:
-        if self._io is None or self._io.size < size:
-            self._io = self.outputs.memory(size, "inputs and outputs", stream)
-        return self._io
-
-    def _on_host(self, size: int) -> PinnedMemory:
+    def pinned(self, size: int) -> PinnedMemory:
+        """Memory on the host for so many bytes of inputs and outputs, if they are no more than PINNED."""
         if self._pinned is None or self._pinned.size < size:
             self.wait()
             self._pinned = PinnedMemory(self.device, min(size, PINNED))
@@ -108,29 +119,34 @@ class Room:
     def close(self) -> None:
         self.wait()
         self.outputs.close()
-        for part in (self._done, self._earlier, self.memory, self._io, self._pinned):
+        for part in (self._done, self._earlier, self.memory, self._staged, self._pinned):
             if part is not None:
                 part.close()
 
 
 class Staging:
-    """A room's memory for every input and output (`io`) on the device, and pinned on the host for those that are small.
+    """Places in a room's memory for inputs and outputs (`io`) that do not lie on the device: there, and for small ones in pinned
+    memory on the host.
 
     The driver copies others from and to where they lie, by pinned memory of its own: large ones in less time than it takes here,
     small ones, of which there is too much, in a little more.
     """
 
-    def __init__(self, room: Room, io: Mapping[str, Held], stream: int):
-        self.device, self.io = room.device, io
+    def __init__(self, room: Room, io: Mapping[str, Held]):
+        self.room, self.device, self.io = room, room.device, io
         self._places: dict[str, tuple[int, int | None]] = {}  # on the device, and on the host
-        total = pinned = 0
-        for name, t in sorted(io.items(), key=lambda of_one: of_one[1].nbytes):
-            size = aligned(t.nbytes)
-            ours = size < DIRECT and pinned + size <= PINNED
-            self._places[name] = total, pinned if ours else None
-            total += size
-            pinned += size if ours else 0
-        self.memory, self._pinned = room.staged(total, pinned, stream)
+        self._size = self._small = 0
+
+    def place(self, names: Sequence[str], stream: int) -> None:
+        """Have places for these, for an inference that is queued on the stream. What was copied to any before is gone then."""
+        for name in sorted((name for name in names if name not in self._places), key=lambda name: self.io[name].nbytes):
+            size = aligned(self.io[name].nbytes)
+            ours = size < DIRECT and self._small + size <= PINNED
+            self._places[name] = self._size, self._small if ours else None
+            self._size += size
+            if ours:
+                self._small += size
+        self.memory, self._pinned = self.room.staged(self._size, stream), self.room.pinned(self._small)
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""
@@ -163,17 +179,6 @@ class Staging:
         return host
 
 
-@dataclass(frozen=True)
-class Most:
-    """The most bytes of anything that an inference on a plan needs."""
-
-    arena: int
-    counters: int
-    io: int
-    pinned: int
-    outputs: int
-
-
 def most(plan: Plan) -> Most:
     """... of all its entries: of inputs and outputs (`io`), of those that are copied by pinned memory, and of outputs alone."""
     entries = [*plan.entries, *(family.highest for family in plan.families)]
@@ -194,4 +199,4 @@ def touched(t: Held) -> np.ndarray:
 
 def aligned(n: int) -> int:
     """Bytes, up to the next multiple of ALIGN."""
-    return round_up(n, ALIGN)
+    return (n + ALIGN - 1) & -ALIGN

@@ -291,6 +291,22 @@ def test_pinned_memory_is_for_the_smallest_arrays(fake, monkeypatch):
         assert [where for _, where in s._members[0, (40,)]._staging._places.values()] == [0, None, None]
 
 
+def test_staged_memory_is_for_what_needs_it(pooled):
+    """... on the device: of the arrays that come from the host or go there, and it grows with what comes, for all sizes"""
+    api = pooled()
+    with Session(of_rows(), "gpu") as s:
+        shared = s._platform._room
+        assert (shared._staged is None) == bool(api.attributes["MEMORY_POOLS_SUPPORTED"])  # then it takes microseconds
+        x, y = FakeArray(api, x_of(40)), np.empty((40, 3), np.float32)
+        same(s.run(None, {"x": x}, outputs={"y": y}), expected(x_of(40)))
+        assert list(s._members[0, (40,)]._staging._places) == ["y"]
+        assert shared._staged.size == (512 if shared.outputs.pooled else 1536)
+        held = len(api.blocks)
+        for stream, rows in ((None, 2), (7, 40), (None, 2), (8, 21), (None, 40)):
+            same(s.run(None, {"x": x_of(rows)}, stream=stream), expected(x_of(rows)))
+        assert shared._staged.size >= 3 * 480 and len(api.blocks) == held
+
+
 def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
     """... without host memory of ours, unless they lie there in another order or with other bytes first"""
     monkeypatch.setattr(room, "DIRECT", 512)
