@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -354,11 +355,17 @@ KEPT = 8
 
 
 class Output:
-    """Memory of an output, and an event if one is needed: both are used again when nobody holds the array any more."""
+    """Memory of an output, and an event if one is needed: both are used again when nobody holds the array any more.
 
-    def __init__(self, memory: Memory | PooledMemory):
-        self.memory = memory
+    gone  is told the bytes when they are not. Any thread may do that, whatever it is doing
+    """
+
+    def __init__(self, memory: Memory | PooledMemory, gone: deque[int]):
+        self.memory, self._gone = memory, gone
         self._event: Handle | None = None
+
+    def __del__(self) -> None:
+        self._gone.append(self.memory.size)
 
     @property
     def event(self) -> Handle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from contextlib import suppress
 
@@ -35,7 +34,7 @@ class Outputs:
         """Memory that nobody holds any more, by the output's name, the length and the stream; the last used comes last."""
         self._used = 0
         self._gone: deque[int] = deque()
-        """Lengths of memory that has been freed, but still counts as used. Any thread may add some, whatever it is doing."""
+        """Lengths of memory that has been freed, but still counts as used."""
 
     def memory(self, size: int, what: str, stream: int) -> Memory | PooledMemory:
         """Memory for what is queued on the stream from now on. LaunchError if there is not enough."""
@@ -53,9 +52,8 @@ class Outputs:
             return spare.pop(), spare
         if self.kept:
             self._make_room(size, stream)
-        output = Output(self.memory(size, f"output {name!r}", stream))
+        output = Output(self.memory(size, f"output {name!r}", stream), self._gone)
         self._used += size
-        weakref.finalize(output, self._gone.append, size).atexit = False
         return output, spare
 
     def _make_room(self, size: int, stream: int) -> None:
