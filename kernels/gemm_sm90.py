@@ -9,11 +9,11 @@ Weights that are 2:4 may come compressed: half of their values, and the places o
 operand, so operands are swapped, and a stage has 64 bytes of weights beside 128 of A's K.
 
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
-them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
-kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
-of a warpgroup alone while it multiplies the next stage (`Overlapped`); those of a K of one stage are all. All that is counted in
-bytes of K is the same for all of them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no
-box reaches beyond K.
+them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are
+roughly kept, so those of each stage, or of two where results have 8 bits too, are added up in float32
+(`parts.accumulator.Promoted`), in tiles of half as many columns at most, or of a warpgroup alone while it multiplies the next
+stage (`Overlapped`); where there are no more stages these are all. All that is counted in bytes of K is the same for all of
+them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
