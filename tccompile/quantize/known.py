@@ -346,8 +346,8 @@ def estimated(tried: Sequence[Tried], int8: float, fp8: float) -> float:
 
 
 def whole_runs(tried: Sequence[Tried]) -> list[Tried]:
-    """Those of everything in one format, the first that was run of each. By these alone the next choice is what the first was:
-    there were no others then."""
+    """Those of everything in one format, the first that was run of each. By these alone the next choice is what the first was,
+    made before there were others."""
     some = [t for t in tried if t.said > 0 and t.off > 0]
     return [*[t for t in some if not t.fp8][:1], *[t for t in some if not t.int8][:1]]
 
