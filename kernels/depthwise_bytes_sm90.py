@@ -291,6 +291,7 @@ class DepthwiseBytesSm90(TextKernel):
         yield from sorted(every, key=lambda config: self.cost(op, program, config, arch))[:MOST_CONFIGS]
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Conv)
         own, tile = measured(arch).depthwise_bytes_sm90, tile_of(op, program, config)
         (chunks, tiles, parts), clock = (
             shares(op, program, tile, config["held"], arch),
@@ -302,7 +303,8 @@ class DepthwiseBytesSm90(TextKernel):
         rows = tile.rows * tile.lanes // EACH
         busy = own.busy * turns * ceil_div(chunks * parts, arch.sms) * tile.groups * tile.octets * rows * row / 4
         alone = turns * (own.tile_us * clock + own.alone * ceil_div(tile.octets, tile.along) * rows * row)
-        whole, sectors = tile.channels >= program.tensors[op.y].padded[1], tile.channels % SECTOR == 0
+        whole = tile.channels >= program.tensors[op.y].padded[1]
+        sectors = not any(n % SECTOR for n in (tile.channels, program.tensors[op.x].strides[3]))
         more = 0.0 if whole else own.apart if sectors else own.straddling
         moving = own.moving * (1 + more) * traffic_us(op, program, arch)
         results = hint(math.prod(program.op_shape(op))) / (LANES_ABREAST * arch.sms * clock)

@@ -39,6 +39,7 @@ from tccompile.kernels.depthwise_bytes_sm90 import (
 from tccompile.kernels.depthwise_bytes_sm90 import CHOSEN as OF_TILE
 from tccompile.kernels.depthwise_bytes_sm90 import NUMBERS as OF_DEPTHWISE
 from tccompile.kernels.depthwise_sm90_walk import constant, elsewhere
+from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.parts.maps import image_map
 from tccompile.kernels.ptx.atoms import FROM
 from tccompile.kernels.rates import measured
@@ -183,9 +184,11 @@ class ExpandSm90(Joint):
         chunks, tiles, parts = shares(second, program, tile, config["held"], arch)
         turns, clock = ceil_div(tiles, parts), arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
         # Cycles of 128 results: of the 1×1 convolution, whose warps find pixels' places for some products each; of the other one.
-        made = 16 + 12 / tile.each + 9 * ceil_div(tile.deep, DEEP)
+        of_first, of_second = (own.slot * slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) for op in ops)
+        made = 16 + 12 / tile.each + 9 * ceil_div(tile.deep, DEEP) + of_first
         halves = own.half if tile.size > 1 else 0.0
-        row = (20 + halves + 9 * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))) * tile.lanes / EIGHT
+        products = len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))
+        row = (20 + halves + 9 * products + of_second) * tile.lanes / EIGHT
         eights = tile.eights * tile.channels // ROW
         busy = turns * ceil_div(chunks * parts, arch.sms) * (eights * made + tile.groups * tile.octets * tile.rows * row) / 4
         alone = ceil_div(eights, tile.warps) * made + ceil_div(tile.octets, tile.along) * tile.rows * row
