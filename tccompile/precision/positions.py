@@ -15,9 +15,9 @@ what a user feeds, so what was measured says little. What matters is how they ar
 
 What is open and read for its angle, about its mean, for statistics or exactly is stored in fp32, and so is all that it is
 computed from on the way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed
-2**11, up to where fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so. Boxes
-and scores are in fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone, such
-as those that are kept, and where regions of interest lie.
+2**11, up to where fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+Boxes and scores are in fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone,
+such as those that are kept, and where regions of interest lie.
 """
 
 from __future__ import annotations
