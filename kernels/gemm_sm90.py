@@ -54,6 +54,7 @@ from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_resu
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
     SHARED,
+    STAGES,
     SWAPPED,
     TILES,
     Tile,
@@ -64,6 +65,7 @@ from tccompile.kernels.gemm_sm90_tile import (
     room_for,
     shortened,
     sparse_tiles,
+    stages_at_most,
     swapped_rows,
     tile,
 )
@@ -393,6 +395,11 @@ class Hopper(OneWay):
             return turned or not config.get("swapped")
 
         return takes
+
+    def shareable_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        _, how = self._described(way, program)
+        if not config.get("sparse") and not config.get("beside") and stages_at_most(config, how.steps) < STAGES:
+            yield {**config, "stages": STAGES}
 
     def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
         if reason := self.supports(op, program, arch):

@@ -170,7 +170,10 @@ class Known:
 
     def _coded(self, asked: Asked, arch: Arch, kernels: Collection[Kernel] | None = None) -> Coded:
         op, program = asked.op, asked.program
-        own = _timed(candidates(op, program, arch, kernels), self.timings.of(op, program, arch))
+        own, known = candidates(op, program, arch, kernels), self.timings.of(op, program, arch)
+        shared = [(c.kernel, also) for c in own for also in c.kernel.shareable(op, program, c.config, arch)]
+        own += [Candidate(kernel.cost(op, program, also, arch), kernel, also) for kernel, also in shared]
+        own = _timed(sorted(own, key=lambda c: c.cost), known)
         close = [c.cost <= CLOSE * own[0].cost for c in own]
         return [(c, _codes(c, asked, arch) if near else None) for c, near in zip(own, close, strict=True)]
 
