@@ -39,6 +39,9 @@ EVEN = {64: (96,), 128: ()}
 """Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
 of an H200."""
 
+STAGES = 8
+"""Stages that a tile has at most."""
+
 FEWEST = 3
 """Stages of a tile that leaves room beside its block: see `in_the_way`."""
 
@@ -286,6 +289,12 @@ class Tile:
         return self.layout.smem
 
 
+def stages_at_most(config: Mapping[str, Any], steps: int) -> int:
+    """So many as the config says, or STAGES, but not many more than a block's share of K can fill."""
+    each = ceil_div(steps, config["split"])
+    return config.get("stages") or (2 if each <= 2 else 4 if each <= 4 else STAGES)
+
+
 def tile(
     config: Mapping[str, Any],
     arch: Arch,
@@ -295,9 +304,8 @@ def tile(
     kinds: tuple[str, str] = ("f16", "f16"),
     result: int = RESULT,
 ) -> Tile:
-    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
-    each = ceil_div(steps, config["split"])
-    most = 2 if each <= 2 else 4 if each <= 4 else 8
+    """The tile with as many stages as shared memory holds, and `stages_at_most`."""
+    most = stages_at_most(config, steps)
     swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
     rough = group_atom(*kinds).rough and not sparse
     at_once = stages_at_once(kinds, result)
