@@ -144,7 +144,7 @@ class GemmThin(TextKernel):
         assert isinstance(problem, Problem)
         own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
-        slots = slots_of(op.epilogue.expr, problem.y.dtype, arch)
+        slots = own.functions * slots_of(op.epilogue.expr, problem.y.dtype, arch)
         rows, warps = hint(problem.rows) * shape.shares, arch.sms * shape.resident(loads) * WARPS
         turns = ceil_div(rows, ROWS * shape.groups * warps)
         # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results

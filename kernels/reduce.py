@@ -199,7 +199,13 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
     inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
     row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
     unit = inner.strides[0][-1] == 1
-    if lane not in op.axes and vectors(x, lane, LANES) and _in_vectors(x) and x.shape[lane] > 1 and y.padded[lane] % LANES == 0:
+    if (
+        lane not in op.axes
+        and vectors(x, lane, LANES)
+        and _in_vectors(x)
+        and x.shape[lane] > 1
+        and divides(LANES, y.padded[lane])
+    ):
         outputs = row_count * (y.padded[lane] // LANES)
         threads = min(THREADS // min(beside, power(outputs)), power(inner.size))
         return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
