@@ -9,11 +9,11 @@ Weights that are 2:4 may come compressed: half of their values, and the places o
 operand, so operands are swapped, and a stage has 64 bytes of weights beside 128 of A's K.
 
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
-them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
-kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
-of a warpgroup alone while it multiplies the next stage (`Overlapped`); those of a K of one stage are all. All that is counted in
-bytes of K is the same for all of them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no
-box reaches beyond K.
+them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are
+roughly kept, so those of each stage, or of two where results have 8 bits too, are added up in float32
+(`parts.accumulator.Promoted`), in tiles of half as many columns at most, or of a warpgroup alone while it multiplies the next
+stage (`Overlapped`); where there are no more stages these are all. All that is counted in bytes of K is the same for all of
+them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
@@ -203,7 +203,8 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short, t.promoted)
+    sides = (b, a) if t.swapped else (a, b)
+    product = accumulator(*sides, ring, t.places, t.blocks, t.overlaps, t.short, t.promoted, t.in_pairs)
     producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
     results = _results(t, batch, params)
     produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)
@@ -316,7 +317,9 @@ class Hopper(OneWay):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
-        room = room_for(how.promoted)
+        boxed = boxed_results(way, program, problem, 1)
+        promoted = how.promoted(boxed.size if boxed else RESULT)
+        room = room_for(promoted)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
             for bm, every in TILES.items()
@@ -328,7 +331,7 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
-            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, how.promoted))
+            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, promoted))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
@@ -336,7 +339,7 @@ class Hopper(OneWay):
         large = ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms
         if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
-        if how.promoted:
+        if promoted:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         fits = self._takes(way, program)
         candidates = list(filter(fits, candidates))
@@ -346,7 +349,6 @@ class Hopper(OneWay):
         halved = [c for c in halved if twice(c["bn"], c["bm"])]
         halved += [c for c in self._sparse_only(way, program, arch) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
-        boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
         dense = [self._beside(way, program, c, arch) for c in candidates]
@@ -391,7 +393,13 @@ class Hopper(OneWay):
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
-                return how.size == 1 and not how.promoted and boxed is not None and boxed.added is None and boxed.size == 1
+                return (
+                    how.size == 1
+                    and boxed is not None
+                    and not how.promoted(boxed.size)
+                    and boxed.added is None
+                    and boxed.size == 1
+                )
             return turned or not config.get("swapped")
 
         return takes
@@ -486,6 +494,7 @@ class Hopper(OneWay):
             **({"overlaps": True} if t.overlaps else {}),
             **({"short": t.short} if t.short else {}),
             **({"once": True} if t.once else {}),
+            **({"in_pairs": True} if t.in_pairs else {}),
             **({"shared": t.shared} if t.shared > 1 else {}),
             rows=t.rows(spec.form.loads_by_row),
             epilogue=spec.params,
@@ -527,7 +536,11 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short", "once", "shared") if name in params}
+        more = {
+            name: params[name]
+            for name in ("teams", "eights", "overlaps", "short", "once", "in_pairs", "shared")
+            if name in params
+        }
         t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room

@@ -79,8 +79,8 @@ def time_us(
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
-    if t.promoted:  # an instruction of CUDA cores for each of a warp's sums, by count
-        multiplying *= own.rough_alone if left * together == 64 else own.rough
+    if t.promoted:
+        multiplying *= _adding(t, own, left * together == 64)
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
     busy = 1 + own.power * max(sharing / multiplying - 1, 0)
@@ -97,7 +97,7 @@ def time_us(
     if t.shared > 1:
         step *= own.shared_rows
     if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
-        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
+        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * _waiting(t, own)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
     beyond = not how.im2col and how.k_major == (True, True) and rest > 0
@@ -122,6 +122,17 @@ def time_us(
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
     return waves * (summing + storing + own.strided_us * strided) - early * step
+
+
+def _adding(t: Tile, own: GemmSm90, alone: bool) -> float:
+    """How many times as long products take whose sums are added to others: by an instruction of CUDA cores for each sum."""
+    rate = own.rough_alone if alone else own.rough
+    return (1 + rate) / 2 if t.in_pairs else rate
+
+
+def _waiting(t: Tile, own: GemmSm90) -> float:
+    """How much of the wait for a stage's sums a tile has."""
+    return 0.5 if t.in_pairs else own.overlapping if t.overlaps else 1
 
 
 def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:

@@ -58,9 +58,18 @@ PIECES = 3
 MOST_SUMS = {64: 192, 128: 208, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
 
+AT_ONCE = 2
+"""Stages of floats of 8 bits whose sums Tensor Cores make at once where results have 8 bits, too: 256 products are off by 2.1e-3
+at worst, where all have one sign, and rounding to 8 bits by 2.6e-2."""
+
 MOST_OVERLAPPING = 112
 """The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
 multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
+
+
+def stages_at_once(kinds: tuple[str, str], result: int) -> int:
+    """Of how many stages Tensor Cores may add up products whose sums are rough, for results of so many bytes."""
+    return AT_ONCE if group_atom(*kinds).rough and result < RESULT else 1
 
 
 def overlapping(config: Mapping[str, Any]) -> bool:
@@ -99,7 +108,8 @@ class Tile:
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
-    once     whether there is but one stage, so that its sums are all of them, rough or not
+    once     whether there are so few stages that their sums are made at once, rough or not
+    in_pairs  whether rough sums are made of two stages at once
     beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
     """
 
@@ -120,6 +130,7 @@ class Tile:
     once: bool = False
     beside: bool = False
     shared: int = 1
+    in_pairs: bool = False
 
     @cached_property
     def atom(self) -> Atom:
@@ -296,9 +307,11 @@ def tile(
     """The tile with as many stages as shared memory holds, and `stages_at_most`."""
     most = stages_at_most(config, steps)
     swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
-    once = steps == 1 and group_atom(*kinds).rough and not sparse
+    rough = group_atom(*kinds).rough and not sparse
+    at_once = stages_at_once(kinds, result)
+    once, in_pairs = rough and steps <= at_once, rough and 1 < at_once < steps and not overlaps
     shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
-    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1)
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1), in_pairs
     return _fitting(room, *shape, boxed, added, kinds, result, *more)
 
 

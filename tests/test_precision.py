@@ -16,7 +16,7 @@ from tccompile.errors import InputError, UnsupportedError, UsageError, Verificat
 from tccompile.ir import halves, weights
 from tccompile.ir.expr import walk
 from tccompile.ir.feeds import samples, seeded
-from tccompile.ir.ops import Conv, Gemm, Softmax
+from tccompile.ir.ops import Conv, Gemm, Scatter, Softmax
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
@@ -37,6 +37,7 @@ from tccompile.stages import measure
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
+from tests.rewrites.common import Net
 from tests.tiers import thorough, usually
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("*.onnx"))
@@ -736,3 +737,17 @@ def test_channels_of_about_one_size_share_a_power() -> None:
     assert powers_of(np.array([[1.0], [0], [0.3]])) is None and powers_of(np.zeros((3, 4))) is None
     assert powers_of(np.array([[np.inf], [1e-9]])) is None
     assert powers_of(np.array([[1.0, 0.5], [2.0**-30, 0], [0, 0], [2.0**20, 1]])).tolist() == [0, 32, 0, -16]
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fp16", "bf16"])
+@pytest.mark.parametrize(("reduction", "dtype"), [("add", DType.F32), ("mul", DType.F32), ("max", None)])
+def test_what_updates_are_added_to_is_fp32(precision, reduction, dtype):
+    """They are added one after the other where the sum is stored: one of ones in fp16 ends at 2048."""
+    net = Net(x=(2, 4), updates=(3000, 4))
+    at = np.zeros((3000, 4), np.int64)
+    y = net("ScatterElements", net("Relu", "x"), at, net("Relu", "updates"), axis=0, reduction=reduction)
+    program = without_code(net.out(net("Relu", y)).model(), ("sm_80",), precision=precision).entries[0].program
+    (scatter,) = (op for op in program.ops if isinstance(op, Scatter))
+    half = DType.BF16 if precision == "bf16" else DType.F16
+    assert program.tensors[scatter.y].dtype is (dtype or half)
+    assert program.tensors[scatter.updates].dtype is half

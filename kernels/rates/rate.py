@@ -207,6 +207,8 @@ class ExpandSm90:
     """128 results in halves, more than in bytes."""
     tile_us: Rate
     """A tile of a block, beside its results."""
+    slot: Rate
+    """128 results, for an instruction of their functions."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +333,8 @@ class GemmThin:
     """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
     """Instructions of a multiprocessor in a cycle."""
+    functions: Rate
+    """What functions of results take of their instructions' time, which others hide in part."""
     turn_us: Rate
     """More for each turn of a warp's loop."""
     first_us: Rate

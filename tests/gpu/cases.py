@@ -1147,6 +1147,8 @@ CASES: Cases = {
     "fp8_gemm_thin_long": _case(of_float8, (70000, 32), 3),
     "fp8_conv_beside": _case(of_float8, (1, 640, 8, 10), 1280, (1, 1), (DType.E4M3,) * 3, fn="relu"),
     "fp8_conv_once": _case(of_float8, (3, 96, 14, 13), 160, (1, 1), (DType.E4M3,) * 3, fn="relu"),
+    "fp8_conv_once_two": _case(of_float8, (3, 256, 14, 13), 160, (1, 1), (DType.E4M3,) * 3, fn="relu"),
+    "fp8_conv_pairs": _case(of_float8, (2, 736, 9, 10), 72, (1, 1), (DType.E4M3,) * 3, fn="relu"),
     "fp8_conv_once_halves": _case(of_float8, (2, 128, 19, 14), 264, (1, 1), (DType.E4M3, DType.E5M2, F16)),
     "fp8_conv_short": _case(of_float8, (3, 352, 14, 14), 48, (1, 1), (DType.E4M3,) * 3, fn="relu", residual=DType.E4M3),
     "fp8_conv_1x1_stride": _case(of_float8, (2, 256, 14, 14), 128, (1, 1), (DType.E4M3, DType.E4M3, F32), stride=2),
