@@ -18,10 +18,9 @@ them. Where K in 8 bits does not fill its last stage, the first one is short ins
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
 fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
-meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for, or, of 8 bits, so few that the next
-launch's blocks find room `beside` these, and have their weights when these end. With `split` > 1, the blocks of a cluster share
-one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a
-fixed order.
+meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for. With `split` > 1, the blocks of a
+cluster share one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the
+rows, in a fixed order.
 
 With 2:4 weights whose sums are rough, two blocks of a cluster may have tiles of the same rows side by side: each copies half of
 the rows to both (`shared`).
@@ -53,13 +52,14 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, gathered, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
+    EVEN,
+    NARROW,
     SHARED,
     STAGES,
     SWAPPED,
     TILES,
     Tile,
     in_eights,
-    in_the_way,
     overlapping,
     resident,
     room_for,
@@ -331,7 +331,7 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
-            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, promoted))
+            for bm in filter(takes, swapped_rows(bn, self._more_rows(problem, how), promoted))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
@@ -351,21 +351,16 @@ class Hopper(OneWay):
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        dense = [self._beside(way, program, c, arch) for c in candidates]
-        for ranked in (sorted(dense, key=costs), sorted(sparse, key=costs)):
+        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
-    def _beside(self, way: Op, program: Program, config: Config, arch: Arch) -> Config:
-        """The config, or the same with room for blocks of the next launch: of operands of which few stages are most of K, so that
-        it costs less than it brings."""
-        problem, how = self._described(way, program)
-        if not how.smooth or config["split"] > 1 or config.get("teams") or problem.w.storage not in program.constants:
-            return config
-        blocks = ceil_div(problem.rows, config["bm"]) * ceil_div(problem.stored, config["bn"]) * problem.batches
-        t = _tile(config, arch, how, boxed_results(way, program, problem, 2))
-        return {**config, "beside": True} if in_the_way(t, blocks, arch) else config
+    def _more_rows(self, problem: Problem, how: Copies) -> dict[int, tuple[int, ...]]:
+        """Rows of tiles with swapped operands that are for these sizes, by columns."""
+        if not how.smooth:
+            return {}
+        return EVEN if problem.stored > 64 else NARROW if problem.integers else {}
 
     def _sparse_only(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results
@@ -406,7 +401,7 @@ class Hopper(OneWay):
 
     def shareable_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
-        if config.get("sparse") or config.get("beside"):
+        if config.get("sparse"):
             return
         more = {"stages": STAGES} if stages_at_most(config, how.steps) < STAGES else {}
         if more:

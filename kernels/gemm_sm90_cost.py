@@ -106,8 +106,7 @@ def time_us(
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
-    ahead = own.beside if t.beside else own.ahead * (1 - taken)
-    early = ahead * min(steps, t.stages) if constant else 0.0
+    early = own.ahead * (1 - taken) * min(steps, t.stages) if constant else 0.0
     # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
     inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
@@ -116,7 +115,8 @@ def time_us(
     if t.split > 4:  # what clusters of eight blocks exchange, in a network
         storing += own.split_of_eight_us * min(t.bm, problem.rows) * t.bn / (128 * 128)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
-    if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
+    large = t.bm > 128 if t.bn == 128 else t.bm > 144 and together > 1
+    if how.size == 1 and not how.im2col and t.split == waves == 1 and large:
         storing *= own.at_once
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores

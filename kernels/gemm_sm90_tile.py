@@ -35,18 +35,16 @@ LARGE = {64: (), 128: (176, 192)}
 LARGE_SPARSE = {128: (176, 208)}
 """The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
-EVEN = {64: (96,), 128: ()}
+EVEN: dict[int, tuple[int, ...]] = {64: (96,)}
 """Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
 of an H200."""
 
 STAGES = 8
 """Stages that a tile has at most."""
 
-FEWEST = 3
-"""Stages of a tile that leaves room beside its block: see `in_the_way`."""
-
-MOST_BESIDE = 144
-"""Columns of sums that a warpgroup may have twice beside another such block: what else it needs fits 24 registers there."""
+NARROW: dict[int, tuple[int, ...]] = {64: (192,)}
+"""The same for one tile of columns, of integers, which cannot be multiplied in 200 rows: floats of 8 bits with these take 6.1 µs
+for 256 → 64 channels of 32 images of 56² pixels on an H200, and 8.1 with 112."""
 
 SHARED = (176, 192, 208)
 """Rows of tiles of 128 columns of 2:4 weights in which two blocks of a cluster copy half of the rows for each other: where sums
@@ -83,9 +81,10 @@ def room_for(promoted: bool) -> Callable[[int, int], bool]:
     return lambda rows, columns: not promoted or columns <= MOST_SUMS.get(rows, 0)
 
 
-def swapped_rows(columns: int, even: bool, promoted: bool) -> tuple[int, ...]:
-    """Rows of tiles of so many columns with swapped operands; promoted: where each thread has its sums twice."""
-    return (*SWAPPED[columns], *(EVEN[columns] if even else ()), *(LARGE[columns] if promoted else ()))
+def swapped_rows(columns: int, more: Mapping[int, tuple[int, ...]], promoted: bool) -> tuple[int, ...]:
+    """Rows of tiles of so many columns with swapped operands; more: others, by columns; promoted: where each thread has its sums
+    twice."""
+    return (*SWAPPED[columns], *more.get(columns, ()), *(LARGE[columns] if promoted else ()))
 
 
 def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
@@ -110,7 +109,6 @@ class Tile:
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     once     whether there are so few stages that their sums are made at once, rough or not
     in_pairs  whether rough sums are made of two stages at once
-    beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
     """
 
     bm: int
@@ -128,7 +126,6 @@ class Tile:
     overlaps: bool = False
     short: int = 0
     once: bool = False
-    beside: bool = False
     shared: int = 1
     in_pairs: bool = False
 
@@ -306,13 +303,13 @@ def tile(
 ) -> Tile:
     """The tile with as many stages as shared memory holds, and `stages_at_most`."""
     most = stages_at_most(config, steps)
-    swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
+    swapped, sparse, overlaps = (config.get(name, False) for name in ("swapped", "sparse", "overlaps"))
     rough = group_atom(*kinds).rough and not sparse
     at_once = stages_at_once(kinds, result)
     once, in_pairs = rough and steps <= at_once, rough and 1 < at_once < steps and not overlaps
-    shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
-    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1), in_pairs
-    return _fitting(room, *shape, boxed, added, kinds, result, *more)
+    shape = config["bm"], config["bn"], most, config["split"], swapped
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, config.get("shared", 1), in_pairs
+    return _fitting(arch.smem_block, *shape, boxed, added, kinds, result, *more)
 
 
 @cache  # also since a tile remembers what was computed of it
@@ -339,20 +336,6 @@ def shortened(t: Tile, short: Extent) -> Tile:
 @cache
 def _shortened(t: Tile, short: int) -> Tile:
     return replace(t, short=short) if short else t
-
-
-def room_beside(arch: Arch) -> int:
-    """Bytes of shared memory of a block that leaves room for another one."""
-    return arch.smem_sm // 2 - KIB
-
-
-def in_the_way(t: Tile, blocks: int, arch: Arch) -> bool:
-    """Whether blocks of the next launch find room only as those of this tile end, of which a launch has one for most
-    multiprocessors, and would find it beside them if there were fewer stages."""
-    few = replace(t, stages=FEWEST)
-    two = resident(few, arch) > 1 or (t.promoted and t.product[0] == 64 and t.product[1] <= MOST_BESIDE and not t.overlaps)
-    fewer = t.stages > FEWEST and t.smem > room_beside(arch) >= few.smem and two
-    return fewer and 3 * arch.sms < 4 * blocks <= 4 * arch.sms
 
 
 def resident(t: Tile, arch: Arch) -> int:

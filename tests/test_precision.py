@@ -164,9 +164,9 @@ def operands(program: Program):
 
 
 def test_values_that_drown_are_scaled():
-    """Fourth powers of 1e-2 before a convolution: in fp16 they are 0 or of a few bits."""
+    """Numbers of 1e-8 before a convolution: in fp16 they are 0 or of a few bits."""
     n = Network(4)
-    x = n(n("x", "Mul", np.array(1e-2, np.float32)), "Pow", np.array(4, np.float32))
+    x = n(n("x", "Mul", np.array(1e-8, np.float32)), "Tanh")
     x = n(x, "Conv", n.weight(16, 8, 3, 3))
     model = n.model((1, 8, 9, 9), n(x, "Mul", np.array(3e7, np.float32)))
     inputs = feeds(model, 1)
@@ -176,6 +176,16 @@ def test_values_that_drown_are_scaled():
     signs = {name in plan.entries[0].program.constants: np.sign(np.log2(s.scale)) for name, s in storage(plan).items()}
     assert signs == {True: -1, False: 1}
     assert max(errors(plan, model, inputs).values()) <= 1e-3
+
+
+@pytest.mark.parametrize("size", [0.1, 1, 30])
+def test_powers_of_activations_have_no_scale_that_larger_inputs_leave(size):
+    """Fourth powers of 1e-2 before a convolution, a million times as large where inputs are 30 times as large."""
+    n = Network(4)
+    x = n(n("x", "Mul", np.array(1e-2, np.float32)), "Pow", np.array(4, np.float32))
+    model = n.model((1, 8, 9, 9), n(x, "Conv", n.weight(16, 8, 3, 3)))
+    inputs = {name: size * x for name, x in feeds(model, 1).items()}
+    assert max(errors(without_code(model, ("sm_80",), precision="mixed"), model, inputs).values()) <= 1e-3
 
 
 @pytest.mark.parametrize("size", [1e6, 1e-8])

@@ -413,8 +413,6 @@ class GemmSm90:
     """More, in the time of copies that are under way."""
     ahead: Rate
     """What comes while the launch before ends, where blocks find room."""
-    beside: Rate
-    """The same where blocks leave room: see `gemm_sm90_tile.in_the_way`."""
     room: Rate
     """Less of what comes for each block of one."""
     full: Rate

@@ -415,7 +415,8 @@ class _Choice:
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
             far = far or any(o in self.unsure for o in owners)
-            far = far or any(self.lost.get(o, 1.0) < 2.0**-STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
+            mixed = [o for o in owners if self.growth.get(o, 0.0) >= MIXED]
+            far = far or any(not 2.0**-STEP <= self.lost.get(o, 1.0) <= 2.0**STEP for o in mixed)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)

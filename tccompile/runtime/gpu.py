@@ -204,11 +204,7 @@ class GpuEngine:
                 addresses |= {name: array.memory.address for name, array in made.items()}
             staged = [name for name in (*self.inputs, *self.outputs) if name not in addresses]
             if staged:
-                staging = self.staging(staged, queue)
-                addresses |= {name: staging.address(name) for name in staged}
-                for name in staged:
-                    if name in arrays:
-                        self._copy_input(cu, name, arrays[name], queue)
+                addresses |= self._stage(cu, staged, arrays, queue)
             self.launch_in(cu, addresses, queue)
             if self._check_finite:
                 self._check_outputs(addresses, queue)
@@ -236,12 +232,16 @@ class GpuEngine:
                 self.room.order_after(producer, stream, self._own)
         self.room.order_after_last(stream)
 
-    def _copy_input(self, cu: Driver, name: str, array: Array, stream: int) -> None:
-        """Queue the copy of an input to where it is staged."""
-        if isinstance(array, np.ndarray):
-            self._staging.put(name, as_stored(array, self.io[name].dtype), stream)
-        else:
-            cu.cuMemcpyDtoDAsync(self._staging.address(name), array.address, self.io[name].nbytes, stream)
+    def _stage(self, cu: Driver, names: Sequence[str], arrays: Mapping[str, Array], stream: int) -> dict[str, int]:
+        """Where inputs and outputs are staged, after inputs have been queued to be copied there."""
+        staging = self.staging(names, stream)
+        for name in names:
+            array = arrays.get(name)
+            if isinstance(array, np.ndarray):
+                staging.put(name, as_stored(array, self.io[name].dtype), stream)
+            elif array is not None:
+                cu.cuMemcpyDtoDAsync(staging.address(name), array.address, self.io[name].nbytes, stream)
+        return {name: staging.address(name) for name in names}
 
     def _fetch(
         self, cu: Driver, staged: Sequence[str], wanted: Mapping[str, Array | None], stream: int
@@ -316,11 +316,10 @@ class GpuEngine:
 
     def _placed(self, arrays: Mapping[str, Array]) -> dict[str, int]:
         """The addresses of inputs, copied to the device if they are not there, and of outputs."""
-        staging = self.staging([*self.inputs, *self.outputs], self._own)
+        addresses = {name: a.address for name, a in arrays.items() if _is_usable(a)}
+        staged = [name for name in (*self.inputs, *self.outputs) if name not in addresses]
         with self.device as cu:
-            for name in self.inputs:
-                self._copy_input(cu, name, arrays[name], self._own)
-        return {name: staging.address(name) for name in (*self.inputs, *self.outputs)}
+            return addresses | self._stage(cu, staged, arrays, self._own)
 
     def _time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
         """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""

@@ -24,7 +24,7 @@ from tccompile.runtime.outputs import length
 from tccompile.runtime.room import touched
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
-from tests.runtime.fake_driver import ILLEGAL_ADDRESS
+from tests.runtime.fake_driver import ILLEGAL_ADDRESS, OUT_OF_MEMORY
 from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
 
 __all__ = ["fake"]
@@ -163,6 +163,18 @@ def test_of_outputs_of_many_lengths_some_are_kept(pooled):
     assert made(4096, 7) and len(api.blocks) == 1 and kept._used == 4096
     kept.close()
     assert not api.blocks and not api.pools
+
+
+def test_a_pool_that_cannot_grow(fake):
+    """A session opens without the memory that it would have from the start; an inference names what there is no room for"""
+    api = fake()
+    api.failures["cuMemAllocFromPoolAsync"] = OUT_OF_MEMORY
+    with Session(of_rows(), "gpu") as s:
+        x = FakeArray(api, x_of(5))
+        with pytest.raises(LaunchError, match=r"cannot allocate 0.0 MiB for output 'y': .* are free on Fake GPU"):
+            s.run(None, {"x": x})
+        api.failures.clear()
+        same(s.run(None, {"x": x}), expected(x_of(5)))
 
 
 def test_new_sizes_do_not_wait_for_what_is_queued(fake):
