@@ -55,11 +55,11 @@ MORE = 24
 MANY, TWICE = 32, 2
 """Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
-TIMES, OVER, ENOUGH = 4.5, 1.6, 38
+TIMES, OVER, ENOUGH = 4.5, 1.35, 32
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
 which take long to compile."""
 
-GROWS, LEAST = 0.3, 64 << 10
+GROWS, LEAST = 0.26, 64 << 10
 """How much larger a plan becomes by what ranges ask for, of what it is for fixed sizes, and bytes that it may become larger."""
 
 CODE, STEP, PARTS = 7000, 170, 0.2

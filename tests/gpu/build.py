@@ -61,8 +61,8 @@ class Variant:
 def variants(
     case: str, program: Program, archs: Iterable[Arch], kind: str, every: bool, kernels: Iterable[Kernel] = KERNELS
 ) -> list[Variant]:
-    """All kernels that support the case, with every config; or with the two of least cost and one more, by the case's number,
-    and as many that read 2:4 weights compressed."""
+    """All kernels that support the case, with every config, and what has the code of other ops; or with the two of least cost
+    and one more, by the case's number, and as many that read 2:4 weights compressed."""
     (op,) = program.ops
     found = []
     for arch in archs:
@@ -70,6 +70,7 @@ def variants(
             if not isinstance(op, kernel.realises) or kernel.supports(op, program, arch) is not None:
                 continue
             offered = list(kernel.configs(op, program, arch))
+            offered += [c for own in offered[:1] for c in kernel.shareable(op, program, own, arch)]
             for sparse in (False, True):
                 configs = [c for c in offered if is_sparse(c) == sparse]
                 if not every and len(configs) > 3:
