@@ -49,12 +49,13 @@ from tccompile.ir.sparse import ROWS
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
+from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, gathered, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
     EVEN,
     NARROW,
     SHARED,
+    STAGES,
     SWAPPED,
     TILES,
     Tile,
@@ -65,6 +66,7 @@ from tccompile.kernels.gemm_sm90_tile import (
     shortened,
     sparse_tiles,
     stages_at_once,
+    stages_at_most,
     swapped_rows,
     tile,
 )
@@ -399,6 +401,16 @@ class Hopper(OneWay):
 
         return takes
 
+    def shareable_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        problem, how = self._described(way, program)
+        if config.get("sparse"):
+            return
+        more = {"stages": STAGES} if stages_at_most(config, how.steps) < STAGES else {}
+        if more:
+            yield {**config, **more}
+        if isinstance(way, Conv) and gathered(problem, program):
+            yield {**config, **more, "gathered": True}
+
     def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
         if reason := self.supports(op, program, arch):
             return reason
@@ -416,7 +428,7 @@ class Hopper(OneWay):
     @remembered
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
         """The cost of each config, which is asked for again once the best are known."""
-        problem, how = self._described(way, program)
+        problem, _ = self._described(way, program)
         own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
@@ -436,7 +448,7 @@ class Hopper(OneWay):
             return known[key]
 
         def estimated(config: Config) -> float:
-            read = sparse if sparse and config.get("sparse") else how
+            read = self._read(way, program, config)
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
             computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
@@ -452,11 +464,8 @@ class Hopper(OneWay):
         self, way: Op, program: Program, config: Config, arch: Arch
     ) -> tuple[Copies, Tile, Boxed | None, epilogue.EpilogueSpec, Code]:
         """How a config reads its operands, its tile, how results go to y, and the code for that."""
-        problem, how = self._described(way, program)
-        if config.get("sparse"):
-            sparse = self._compressed(way, program)
-            assert sparse, "the weights have no 2:4 form"
-            how = sparse
+        problem, _ = self._described(way, program)
+        how = self._read(way, program, config)
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
         if t.eights:
@@ -488,6 +497,17 @@ class Hopper(OneWay):
             epilogue=spec.params,
         )
         return how, t, boxed, spec, made
+
+    def _read(self, way: Op, program: Program, config: Config) -> Copies:
+        """How a config reads the operands."""
+        problem, how = self._described(way, program)
+        found: Copies | None = how
+        if config.get("sparse"):
+            found = self._compressed(way, program)
+        elif config.get("gathered"):
+            found = gathered(problem, program)
+        assert found, f"the operands cannot be read as {config} says"
+        return found
 
     def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
         return frozenset([self._laid_out(way, program, config, arch)[-1]])

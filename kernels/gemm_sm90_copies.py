@@ -195,6 +195,17 @@ def copies(problem: Problem, program: Program) -> Copies | str:
 
 
 @remembered
+def gathered(problem: Problem, program: Program) -> Copies | None:
+    """The maps by which a convolution's window of one element is read as larger ones are, a whole stage at a time; None where it
+    is read so anyway, or cannot be, or where operands have 8 bits."""
+    found = copies(problem, program)
+    if isinstance(found, str) or found.im2col or found.size != 2 or found.k_major != (True, True) or problem.batches > 1:
+        return None
+    how = _by_im2col(problem, found.b)
+    return how if isinstance(how, Copies) and how.chunk == how.whole else None
+
+
+@remembered
 def compressed(problem: Problem, program: Program, form: Sparse) -> Copies | str:
     """The maps for an op that `copies` knows, of a compressed form of its weights; or why these cannot be read."""
     values, places = (program.tensors[name] for name in form.tensors)

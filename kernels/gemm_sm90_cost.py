@@ -55,7 +55,8 @@ def time_us(
 
     Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
-    slower than the best of those measured. Boxes of bytes: 193 times of 17 convolutions on an H100. Clusters of eight: whole
+    slower than the best of those measured. Of halves in im2col boxes 841 times again, 13 % off, choices 3 % slower than the best
+    where they were 4 %. Boxes of bytes: 193 times of 17 convolutions on an H100. Clusters of eight: whole
     inferences of bert_base. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     own = measured(arch).gemm_sm90
@@ -66,8 +67,11 @@ def time_us(
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
-    row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    strided = how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2)
+    gathered = how.im2col and how.size == 2
+    if gathered:
+        row_b = own.gathered_cycles
+    row_a = _gathering(problem, how, t, own) if how.im2col else row_b
+    strided = gathered and 2 * how.chunk == how.whole and problem.strides == (2, 2)
     row_a *= own.strided if strided else 1.0
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     if how.size == 1 and how.im2col and how.chunk <= STEP:
@@ -84,7 +88,8 @@ def time_us(
     # Of a copy: from the L2 cache, if another block has the same columns
     latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
     clock = measured(arch).cycles_us
-    engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
+    shared_us = own.share_gathered_cycles_us if gathered and t.split == 1 else own.share_cycles_us
+    engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / shared_us
     # Of halves, where only some multiprocessors have a block more than others, these are not much slower: they share what brings
     # data. Of clusters, which find room in few places, the last ones begin late
     load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 and how.size > 1 else together
@@ -127,6 +132,13 @@ def _adding(t: Tile, own: GemmSm90, alone: bool) -> float:
 def _waiting(t: Tile, own: GemmSm90) -> float:
     """How much of the wait for a stage's sums a tile has."""
     return 0.5 if t.in_pairs else own.overlapping if t.overlaps else 1
+
+
+def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:
+    """Cycles of the copy engine for a row of a stage that comes in im2col boxes. Blocks that read the same rows at the same time,
+    for other columns, share what comes from the L2 cache."""
+    part = own.gathering if how.size == 1 else own.gathering_halves + own.gathering_apart / ceil_div(problem.stored, t.bn)
+    return part * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk)
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:

@@ -39,6 +39,9 @@ EVEN: dict[int, tuple[int, ...]] = {64: (96,)}
 """Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
 of an H200."""
 
+STAGES = 8
+"""Stages that a tile has at most."""
+
 NARROW: dict[int, tuple[int, ...]] = {64: (192,)}
 """The same for one tile of columns, of integers, which cannot be multiplied in 200 rows: floats of 8 bits with these take 6.1 µs
 for 256 → 64 channels of 32 images of 56² pixels on an H200, and 8.1 with 112."""
@@ -290,6 +293,12 @@ class Tile:
         return self.layout.smem
 
 
+def stages_at_most(config: Mapping[str, Any], steps: int) -> int:
+    """So many as the config says, or STAGES, but not many more than a block's share of K can fill."""
+    each = ceil_div(steps, config["split"])
+    return config.get("stages") or (2 if each <= 2 else 4 if each <= 4 else STAGES)
+
+
 def tile(
     config: Mapping[str, Any],
     arch: Arch,
@@ -299,9 +308,8 @@ def tile(
     kinds: tuple[str, str] = ("f16", "f16"),
     result: int = RESULT,
 ) -> Tile:
-    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
-    each = ceil_div(steps, config["split"])
-    most = 2 if each <= 2 else 4 if each <= 4 else 8
+    """The tile with as many stages as shared memory holds, and `stages_at_most`."""
+    most = stages_at_most(config, steps)
     swapped, sparse, overlaps = (config.get(name, False) for name in ("swapped", "sparse", "overlaps"))
     rough = group_atom(*kinds).rough and not sparse
     at_once = stages_at_once(kinds, result)
