@@ -65,8 +65,8 @@ from tccompile.kernels.gemm_sm90_tile import (
     room_for,
     shortened,
     sparse_tiles,
-    stages_at_once,
     stages_at_most,
+    stages_at_once,
     swapped_rows,
     tile,
 )
