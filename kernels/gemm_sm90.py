@@ -66,6 +66,7 @@ from tccompile.kernels.gemm_sm90_tile import (
     shortened,
     sparse_tiles,
     stages_at_most,
+    stages_at_once,
     swapped_rows,
     tile,
 )
@@ -318,7 +319,8 @@ class Hopper(OneWay):
         problem, how = self._described(way, program)
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
         boxed = boxed_results(way, program, problem, 1)
-        promoted = how.promoted(boxed.size if boxed else RESULT)
+        result = boxed.size if boxed else RESULT
+        promoted, in_pairs = how.promoted(result), stages_at_once(how.kinds, result) > 1
         room = room_for(promoted)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
@@ -340,7 +342,7 @@ class Hopper(OneWay):
         if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         if promoted:
-            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
+            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c, in_pairs)]
         fits = self._takes(way, program)
         candidates = list(filter(fits, candidates))
         costs = self._costs(way, program, arch)

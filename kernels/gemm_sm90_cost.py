@@ -115,8 +115,7 @@ def time_us(
     if t.split > 4:  # what clusters of eight blocks exchange, in a network
         storing += own.split_of_eight_us * min(t.bm, problem.rows) * t.bn / (128 * 128)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
-    large = t.bm > 128 if t.bn == 128 else t.bm > 144 and together > 1
-    if how.size == 1 and not how.im2col and t.split == waves == 1 and large:
+    if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
         storing *= own.at_once
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
