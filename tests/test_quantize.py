@@ -1494,6 +1494,18 @@ def test_error_that_buys_no_time_is_not_made() -> None:
     assert len(found.layers) == 3 and not found.float8
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.95, 0), (0.85, 3)])
+def test_floats_of_8_bits_are_chosen_where_they_are_surely_faster_than_integers(share: float, count: int) -> None:
+    """However much error is allowed: estimates of the two are a few percent off beside each other."""
+
+    def times(graph: gs.Graph) -> list[tuple[tuple[str, ...], float]]:
+        float8 = {n.name for n in graph.nodes if n.op in OPS and n.inputs[1].name.endswith("/float8")}
+        return [(nodes, time * (share if nodes[0] in float8 else 1.0)) for nodes, time in eight(graph)]
+
+    found = automatic(residual(), 0.5, on_one(times))
+    assert len(found.layers) == 3 and len(found.float8) == count
+
+
 @pytest.mark.parametrize(("other", "count"), [(1.5, 3), (2.7, 3), (3.3, 0)])
 def test_generations_count_alike(other: float, count: int) -> None:
     """Whatever their speed: half the time on a fast one makes up for half as much again on one that is ten times as slow."""
@@ -1611,6 +1623,22 @@ def test_a_measure_below_zero_is_zero_and_one_that_is_no_number_passes_nothing(t
 )
 def test_estimates_are_as_far_off_as_others_of_their_format(tried: list[Tried], said: tuple[float, float], off: float) -> None:
     assert estimated(tried, *said) == pytest.approx(off)
+
+
+def test_error_costs_as_much_from_a_file_as_in_the_first_build() -> None:
+    """A file tells of runs of some activations, too, whose errors may be far less than estimates of them."""
+    net = residual()
+    graph, more = rewritten(net), Tried(10.0, 0.0, 1e-3)
+    known, measure = find(graph, runs_of(net, 4), sources(net.model()), lambda done, total: None, ("int8",))
+
+    def taken(known: Known, saves: float) -> int:
+        return len(choose(known, [graph], 1.5e-2, on_one(lambda g: eight(g, 2.0 - saves)), measure)[0].layers)
+
+    usable = known.within([graph], (), ("int8",))
+    again = replace(usable, tried=(*usable.tried, more))
+    saves = [0.02 * 1.4**k for k in range(10)]
+    counts = [taken(usable, s) for s in saves]
+    assert counts == [taken(again, s) for s in saves] and 0 in counts and 3 in counts
 
 
 def test_grids_have_room_where_runs_differ() -> None:

@@ -345,6 +345,13 @@ def estimated(tried: Sequence[Tried], int8: float, fp8: float) -> float:
     return together(int8, fp8) * max(mixed, 1.0)
 
 
+def whole_runs(tried: Sequence[Tried]) -> list[Tried]:
+    """Those of everything in one format, the first that was run of each. By these alone the next choice is what the first was,
+    made before there were others."""
+    some = [t for t in tried if t.said > 0 and t.off > 0]
+    return [*[t for t in some if not t.fp8][:1], *[t for t in some if not t.int8][:1]]
+
+
 def _channels(found: Sequence[Layer | Attended]) -> dict[str, int]:
     """Which axis of each operand its channels go along: as the first product has it that reads it."""
     return {name: axis for layer in reversed(found) for name, axis in layer.reads.items()}
