@@ -205,7 +205,7 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
     sides = (b, a) if t.swapped else (a, b)
-    product = accumulator(*sides, ring, t.places, t.blocks, t.overlaps, t.short, t.promoted, t.in_pairs)
+    product = accumulator(*sides, ring, t.places, t.blocks, t.short, t.promotion)
     producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
     results = _results(t, batch, params)
     produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)

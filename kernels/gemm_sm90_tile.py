@@ -11,6 +11,7 @@ from tccompile.arch import KIB, Arch
 from tccompile.ir.extent import Extent, ceil_div, round_up
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers, ring_barriers
 from tccompile.kernels.parts.operands import ROW, Operand, Places
+from tccompile.kernels.parts.promotion import Promotion
 from tccompile.kernels.parts.staging import BOXES, RESULT, Staging
 from tccompile.kernels.ptx.atoms import BITS, Atom, group_atom
 
@@ -145,6 +146,13 @@ class Tile:
     def promoted(self) -> bool:
         """Whether a thread has its sums twice, as those of a stage are rough: see `parts.accumulator.Promoted`."""
         return self.atom.rough and not self.once
+
+    @property
+    def promotion(self) -> Promotion | None:
+        """When sums of stages that are rough are added to the others."""
+        if self.overlaps:
+            return Promotion.MEANWHILE
+        return (Promotion.OF_PAIRS if self.in_pairs else Promotion.OF_EACH) if self.promoted else None
 
     @cached_property
     def product(self) -> tuple[int, int]:

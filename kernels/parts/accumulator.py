@@ -6,6 +6,7 @@ from typing import Any
 
 from tccompile.kernels.parts.operands import STEP, Operand, Places
 from tccompile.kernels.parts.part import Part
+from tccompile.kernels.parts.promotion import Promotion
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx import hopper as hw
 from tccompile.kernels.ptx import mma
@@ -222,18 +223,15 @@ def accumulator(
     ring: Ring,
     places: Places | None = None,
     blocks: int = 1,
-    overlaps: bool = False,
     short: int = 0,
-    promoted: bool = False,
-    in_pairs: bool = False,
+    promotion: Promotion | None = None,
 ) -> Accumulator:
-    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promoted`: whether sums of
-    several stages are rough, `overlaps`, whether they are then `Overlapped`, and `in_pairs`, whether those of two stages are made
-    at once; `short`: bytes of K that count in the first stage, if not all."""
-    if overlaps:
+    """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promotion`: when sums that
+    are rough are added to the others; `short`: bytes of K that count in the first stage, if not all."""
+    if promotion is Promotion.MEANWHILE:
         return Overlapped(left, right, ring, short)
-    if promoted:
-        return Promoted(left, right, ring, places, blocks, short, in_pairs)
+    if promotion:
+        return Promoted(left, right, ring, places, blocks, short, promotion is Promotion.OF_PAIRS)
     return Accumulator(left, right, ring, places, blocks, short)
 
 
