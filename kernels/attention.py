@@ -126,29 +126,23 @@ def _text(types: Any, mask: str, causal: bool, stored: epilogue.Source) -> Kerne
         "e": stored.kinds,
     }
     sizes = {name: DType(kind).size for name, kind in zip("qkv", types, strict=True)}
-    four = range(LANES)
-    at_q, at_k, at_s, at_v = (i * ROWS * PITCH for i in range(4))
+    step = [*_scores(mask, sizes), *_weights(), *_values(sizes), f"n = n + i32({ROWS})"]
+    lines = [*_beginning(mask, causal, sizes), "n = i32(0)", "while n < last:", *(f"    {line}" for line in step), *_results()]
+    return KernelText(signature, lines, scope, THREADS)
 
-    def fetch(name: str, to: int, row: str, rows: str, column: str, columns: str) -> list[str]:
-        """32×32 elements into shared memory, four a thread."""
-        return [
-            f"row, column = {row} + r, {column} + c * i32(4)",
-            f"at, step = {name}_at + i64(row) * (i64({name}_r) * {sizes[name]}), i64({name}_e) * {sizes[name]}",
-            *(f"ok{i} = i32(row < {rows} and column + {i} < {columns})" for i in four),
-            *(f"shared[{to + i} + r * {PITCH} + c * 4] = read_{name}(at + i64(column + {i}) * step, ok{i})" for i in four),
-        ]
 
-    scores = [f"s{j} * scale" for j in four]
-    seen = [f"n{j} < end" for j in four]
-    masked: list[str] = []
-    if mask != "none":
-        size = DType(mask).size
-        masked += [f"k{j} = read_mask(mask_at + i64(n{j}) * (i64(mask_e) * {size}), i32(n{j} < N and m < M))" for j in four]
-        if mask == "bool":
-            seen = [f"n{j} < end and k{j} != i64(0)" for j in four]
-        else:
-            scores = [f"s{j} * scale + k{j}" for j in four]
-    count = COLUMNS // ROWS * LANES
+FOUR = range(LANES)
+"""What a thread has of each 32×32 elements: scores of every eighth column, neighbouring columns of the result."""
+
+PARTS = range(COLUMNS // ROWS)
+"""Of the result's columns, so many at a time."""
+
+AT = {name: i * ROWS * PITCH for i, name in enumerate("qksv")}
+"""Where q, k, the scores or their weights, and v begin in shared memory."""
+
+
+def _beginning(mask: str, causal: bool, sizes: dict[str, int]) -> list[str]:
+    """A block's place, a thread's row, r of the block's, and the columns c + 8j or 4c + j that it has there."""
     lines = [
         "tid, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)",
         f"shared = cuda.shared.array({4 * ROWS * PITCH}, f32)",
@@ -160,72 +154,109 @@ def _text(types: Any, mask: str, causal: bool, stored: epilogue.Source) -> Kerne
         "r, c = tid >> 3, tid & 7",
         "m = m0 + r",
         f"first = i32(cuda.blockIdx.y) * {COLUMNS}",
-        *(
-            f"{t}_at = {t} + (i64(b) * i64({t}_b) + i64({head}) * i64({t}_h)) * {sizes[t]}"
-            for t, head in (("q", "h"), ("k", "g"), ("v", "g"))
-        ),
-        *(
-            [f"mask_at = mask + (i64(b) * i64(mask_b) + i64(h) * i64(mask_h) + i64(m) * i64(mask_r)) * {DType(mask).size}"]
-            if mask != "none"
-            else []
-        ),
+    ]
+    for t, head in (("q", "h"), ("k", "g"), ("v", "g")):
+        lines.append(f"{t}_at = {t} + (i64(b) * i64({t}_b) + i64({head}) * i64({t}_h)) * {sizes[t]}")
+    if mask != "none":
+        at = "i64(b) * i64(mask_b) + i64(h) * i64(mask_h) + i64(m) * i64(mask_r)"
+        lines.append(f"mask_at = mask + ({at}) * {DType(mask).size}")
+    return [
+        *lines,
         f"end = {'min(N, m + ahead + 1)' if causal else 'N'}",  # what this row sees
         f"last = {f'min(N, min(M, m0 + {ROWS}) + ahead)' if causal else 'N'}",  # what any row of the block sees
         "highest, total = f32(-inf), f32(0)",
-        *(f"y{i} = f32(0)" for i in range(count)),
-        "n = i32(0)",
-        "while n < last:",
-        *(f"    s{j} = f32(0)" for j in four),
-        "    d = i32(0)",
-        "    while d < D:",
-        *(f"        {line}" for line in fetch("q", at_q, "m0", "M", "d", "D")),
-        *(f"        {line}" for line in fetch("k", at_k, "n", "N", "d", "D")),
-        "        cuda.syncthreads()",
-        "        i = i32(0)",
-        f"        while i < {ROWS}:",
-        f"            x = shared[{at_q} + r * {PITCH} + i]",
-        *(f"            s{j} = s{j} + x * shared[{at_k} + (c + {8 * j}) * {PITCH} + i]" for j in four),
-        "            i = i + i32(1)",
-        "        cuda.syncthreads()",
-        f"        d = d + i32({ROWS})",
-        *(f"    n{j} = n + c + i32({8 * j})" for j in four),
-        *(f"    {line}" for line in masked),
-        *(f"    s{j} = select({seen[j]}, {scores[j]}, f32(-inf))" for j in four),
-        *(f"    shared[{at_s} + r * {PITCH} + c + {8 * j}] = s{j}" for j in four),
-        "    cuda.syncthreads()",
-        "    before, i = highest, i32(0)",
-        f"    while i < {ROWS}:",
-        f"        highest = maximum(highest, shared[{at_s} + r * {PITCH} + i])",
-        "        i = i + i32(1)",
-        "    base = select(highest == f32(-inf), f32(0), highest)",
-        "    shrink = exp(before - base)",
-        "    cuda.syncthreads()",
-        *(f"    shared[{at_s} + r * {PITCH} + c + {8 * j}] = exp(s{j} - base)" for j in four),
-        "    total = total * shrink",
-        *(f"    y{i} = y{i} * shrink" for i in range(count)),
+        *(f"y{i} = f32(0)" for i in range(len(PARTS) * LANES)),
+    ]
+
+
+def _fetch(name: str, size: int, row: str, rows: str, column: str, columns: str) -> list[str]:
+    """32×32 elements into shared memory, four a thread."""
+    return [
+        f"row, column = {row} + r, {column} + c * i32(4)",
+        f"at, step = {name}_at + i64(row) * (i64({name}_r) * {size}), i64({name}_e) * {size}",
+        *(f"ok{i} = i32(row < {rows} and column + {i} < {columns})" for i in FOUR),
+        *(f"shared[{AT[name] + i} + r * {PITCH} + c * 4] = read_{name}(at + i64(column + {i}) * step, ok{i})" for i in FOUR),
+    ]
+
+
+def _scores(mask: str, sizes: dict[str, int]) -> list[str]:
+    """Scores of 32 rows of k, with the mask, in registers and in shared memory; -inf for what a row does not see."""
+    scores, seen = [f"s{j} * scale" for j in FOUR], [f"n{j} < end" for j in FOUR]
+    masked: list[str] = []
+    if mask != "none":
+        size = DType(mask).size
+        masked += [f"k{j} = read_mask(mask_at + i64(n{j}) * (i64(mask_e) * {size}), i32(n{j} < N and m < M))" for j in FOUR]
+        if mask == "bool":
+            seen = [f"n{j} < end and k{j} != i64(0)" for j in FOUR]
+        else:
+            scores = [f"s{j} * scale + k{j}" for j in FOUR]
+    return [
+        *(f"s{j} = f32(0)" for j in FOUR),
+        "d = i32(0)",
+        "while d < D:",
+        *(f"    {line}" for line in _fetch("q", sizes["q"], "m0", "M", "d", "D")),
+        *(f"    {line}" for line in _fetch("k", sizes["k"], "n", "N", "d", "D")),
         "    cuda.syncthreads()",
         "    i = i32(0)",
         f"    while i < {ROWS}:",
-        f"        total = total + shared[{at_s} + r * {PITCH} + i]",
+        f"        x = shared[{AT['q']} + r * {PITCH} + i]",
+        *(f"        s{j} = s{j} + x * shared[{AT['k']} + (c + {8 * j}) * {PITCH} + i]" for j in FOUR),
         "        i = i + i32(1)",
+        "    cuda.syncthreads()",
+        f"    d = d + i32({ROWS})",
+        *(f"n{j} = n + c + i32({8 * j})" for j in FOUR),
+        *masked,
+        *(f"s{j} = select({seen[j]}, {scores[j]}, f32(-inf))" for j in FOUR),
+        *(f"shared[{AT['s']} + r * {PITCH} + c + {8 * j}] = s{j}" for j in FOUR),
+        "cuda.syncthreads()",
     ]
-    for part in range(COLUMNS // ROWS):
+
+
+def _weights() -> list[str]:
+    """Weights in the place of scores, and their sum; earlier sums scaled down to the highest score."""
+    return [
+        "before, i = highest, i32(0)",
+        f"while i < {ROWS}:",
+        f"    highest = maximum(highest, shared[{AT['s']} + r * {PITCH} + i])",
+        "    i = i + i32(1)",
+        "base = select(highest == f32(-inf), f32(0), highest)",
+        "shrink = exp(before - base)",
+        "cuda.syncthreads()",
+        *(f"shared[{AT['s']} + r * {PITCH} + c + {8 * j}] = exp(s{j} - base)" for j in FOUR),
+        "total = total * shrink",
+        *(f"y{i} = y{i} * shrink" for i in range(len(PARTS) * LANES)),
+        "cuda.syncthreads()",
+        "i = i32(0)",
+        f"while i < {ROWS}:",
+        f"    total = total + shared[{AT['s']} + r * {PITCH} + i]",
+        "    i = i + i32(1)",
+    ]
+
+
+def _values(sizes: dict[str, int]) -> list[str]:
+    """Weights times rows of v, 32 columns at a time."""
+    lines = []
+    for part in PARTS:
         lines += [
-            f"    if first + {part * ROWS} < E:",
-            *(f"        {line}" for line in fetch("v", at_v, "n", "N", f"first + i32({part * ROWS})", "E")),
-            "        cuda.syncthreads()",
-            "        i = i32(0)",
-            f"        while i < {ROWS}:",
-            f"            x = shared[{at_s} + r * {PITCH} + i]",
+            f"if first + {part * ROWS} < E:",
+            *(f"    {line}" for line in _fetch("v", sizes["v"], "n", "N", f"first + i32({part * ROWS})", "E")),
+            "    cuda.syncthreads()",
+            "    i = i32(0)",
+            f"    while i < {ROWS}:",
+            f"        x = shared[{AT['s']} + r * {PITCH} + i]",
             *(
-                f"            y{LANES * part + j} = y{LANES * part + j} + x * shared[{at_v} + i * {PITCH} + c * 4 + {j}]"
-                for j in four
+                f"        y{LANES * part + j} = y{LANES * part + j} + x * shared[{AT['v']} + i * {PITCH} + c * 4 + {j}]"
+                for j in FOUR
             ),
-            "            i = i + i32(1)",
-            "        cuda.syncthreads()",
+            "        i = i + i32(1)",
+            "    cuda.syncthreads()",
         ]
-    lines += [f"    n = n + i32({ROWS})", "inverse = f32(1) / select(total == f32(0), f32(1), total)", "if m < M:"]
-    for part in range(COLUMNS // ROWS):
-        values = ", ".join(f"y{LANES * part + j} * inverse" for j in four)
+    return lines
+
+
+def _results() -> list[str]:
+    lines = ["inverse = f32(1) / select(total == f32(0), f32(1), total)", "if m < M:"]
+    for part in PARTS:
+        values = ", ".join(f"y{LANES * part + j} * inverse" for j in FOUR)
         lines.append(f"    store(({values}), i32(head * M + m), i32(first + i32({part * ROWS}) + c * i32(4)), e)")
-    return KernelText(signature, lines, scope, THREADS)
+    return lines

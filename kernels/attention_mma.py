@@ -649,117 +649,96 @@ def place_of(causal: bool, sizes: tuple[int, int, int]) -> Any:
     return place
 
 
-def build(form: Form, epilogue_params: Any) -> Function:
-    """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
-    from tccompile.kernels.device_math import at as address
-    from tccompile.kernels.parts import chunks, fragments, split
-    from tccompile.kernels.ptx import mma, softmax
-    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, types, u32
+def sight_of(form: Form) -> Any:
+    """The part about what a thread's two rows see.
 
-    i64, atom, bn, k_at, v_at = types.int64, form.atom, form.bn, form.k_at, form.v_at
-    few, splits, causal, has_mask, cp_async = form.few, form.split, form.causal, form.mask != "none", form.cp_async
-    (d_blocks, e_blocks), n_blocks, share_n = form.blocks, form.share // 16, form.share
-    k_pitch, v_pitch, slab_pitch = _pitch(form.chunks[0]), _pitch(form.chunks[1]), _slab(form.chunks[1])
-    groups = 2 * n_blocks
-    reads, lane_acc = reader(form), inline(fragments.fragments_of(atom).acc)
-    load_rows = fragments.load_rows(atom, d_blocks)
-    scores_of = fragments.multiply_rows(atom, d_blocks, n_blocks, k_pitch)
-    add_values = fragments.multiply_columns(atom, n_blocks, e_blocks, v_pitch)
-    zeros, spill = mma.zeros(8 * e_blocks), fragments.spill_block(atom, 1, e_blocks, slab_pitch)
-    cut, scaled, halves = softmax.cut(groups), softmax.scaled(2 * e_blocks), softmax.halves(groups, atom.a, atom.k == 16)
-    weigh, row_sum = weigher(groups), softmax.row_sum()
-    add_mask = masked(groups, form.mask) if has_mask else None
-    wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)
-    store, extra = epilogue.build(epilogue_params)
-    parts_, last_to_arrive, place = parts_of(form), split.last_to_arrive(cp_async), place_of(causal, form.sizes)
-    add_parts, add_warps, results = adder(2 * e_blocks, store), few_results(form, store), results_of(form, store)
-    tiles = zip((0, 0, 1), (form.bm, bn, bn), form.sizes, strict=True)
-    copy_q, copy_k, copy_v = (copier(form.chunks[i], n, size, cp_async) for i, n, size in tiles)
+    within(m0, integers, parts)                   the first of the block's rows of k, and the one behind its last
+    ends(first row of the warp, lane, integers)   the thread's first row; up to which columns it sees, and the one 8 below; and up
+                                                  to which all rows of the warp see
+    cut(s, n, at, scales, mask, strides, integers, ends)   scores of the tile whose first row of k is n, with the mask, -inf
+                                                  where rows do not see. at: batch, head, the warp's first row of k in a tile,
+                                                  lane; scales: of the scores
+    """
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import cuda, i32, inline, types
+
+    i64, causal, has_mask, bn, groups, splits = (
+        types.int64,
+        form.causal,
+        form.mask != "none",
+        form.bn,
+        form.share // 8,
+        form.split,
+    )
+    add_mask, cut_columns = masked(groups, form.mask) if has_mask else None, softmax.cut(groups)
 
     @inline
-    def commit():
-        if cp_async:
-            mma.cp_async_commit()
-
-    @inline
-    def body(tensors, integers, strides, scale, parts, e):
-        q, k, v, mask = tensors
-        rows, columns, _, _, ahead = integers[3:]
-        q_r, k_r, v_r = strides[2], strides[6], strides[10]
-        base = chunks.base()
-        tid = i32(cuda.threadIdx.x)
-        lane = i32(tid % 32)
-        warp = i32(tid // 32)
-        b, h, head, m0, q, k, v = place(q, k, v, integers, strides)
+    def within(m0, integers, parts):
+        rows, columns, ahead = integers[3], integers[4], integers[7]
         last = i32(min(columns, i32(min(rows, i32(m0 + BM)) + ahead))) if causal else columns
-
-        first = i32(0)
         if splits:
-            partial, counter, each = parts
-            first = i32(i32(cuda.blockIdx.y) * each)
-            last = i32(min(last, i32(first + each)))
+            first = i32(i32(cuda.blockIdx.y) * parts[2])
+            return first, i32(min(last, i32(first + parts[2])))
+        return i32(0), last
 
-        copy_q(base, q, q_r, m0, rows, tid)
-        copy_k(u32(base + k_at), k, k_r, first, last, tid)
-        commit()
-        copy_v(u32(base + v_at), v, v_r, first, last, tid)
-        commit()
-
-        # This thread's two rows, and what they see.
-        warp_m, warp_n = (i32(0), i32(warp * share_n)) if few else (i32(warp * 16), i32(0))
-        m = i32(m0 + warp_m + lane // 4)
+    @inline
+    def ends(first, lane, integers):
+        columns, ahead = integers[4], integers[7]
+        m = i32(first + lane // 4)
         end0 = i32(min(columns, i32(m + 1 + ahead))) if causal else columns
         end1 = i32(min(columns, i32(m + 9 + ahead))) if causal else columns
-        first_end = i32(min(columns, i32(m0 + warp_m + 1 + ahead))) if causal else columns  # what all rows of the warp see
-        from_q, from_v, from_k = reads(base, lane, warp_m, warp_n)
+        return m, end0, end1, i32(min(columns, i32(first + 1 + ahead))) if causal else columns
 
-        acc = zeros()
-        x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
-        factor = f32(scale * f32(LOG2_E))
-        by = f32(1) if has_mask else factor
-        n = first
-        while n < last:
-            wait_one() if cp_async else None
-            cuda.syncthreads()
-            s = scores_of(load_rows(from_q), from_k)
-            cuda.syncthreads()
-            copy_k(u32(base + k_at), k, k_r, i32(n + bn), last, tid)
-            commit()
-            column = i32(n + warp_n + lane % 4 * 2)
-            if has_mask:
-                m_b, m_h, m_r, m_e = strides[12:16]
-                line = i64(b) * m_b + i64(h) * m_h
-                base0, base1 = line + i64(m) * m_r, line + i64(m + 8) * m_r
-                s = add_mask(
-                    s, factor, types.int64(mask), base0, base1, m_e, column,
-                    columns if m < rows else i32(0), columns if m + 8 < rows else i32(0),
-                )  # fmt: skip
-            if n + bn > first_end:
-                s = cut(s, column, end0, end1)
-            p, a0, a1, x0, x1, sum0, sum1 = weigh(s, by, x0, x1, sum0, sum1)
-            acc = scaled(acc, a0, a1)
-            wait_one() if cp_async else None
-            cuda.syncthreads()
-            acc = add_values(acc, halves(p), from_v)
-            cuda.syncthreads()
-            copy_v(u32(base + v_at), v, v_r, i32(n + bn), last, tid)
-            commit()
-            n = i32(n + bn)
-        wait_all() if cp_async else None
-        cuda.syncthreads()
+    @inline
+    def cut(s, n, at, factor, mask, strides, integers, ends):
+        b, h, warp_n, lane = at
+        rows, columns = integers[3], integers[4]
+        m, end0, end1, first_end = ends
+        column = i32(n + warp_n + lane % 4 * 2)
+        if has_mask:
+            m_b, m_h, m_r, m_e = strides[12:16]
+            line = i64(b) * m_b + i64(h) * m_h
+            base0, base1 = line + i64(m) * m_r, line + i64(m + 8) * m_r
+            s = add_mask(
+                s, factor, types.int64(mask), base0, base1, m_e, column,
+                columns if m < rows else i32(0), columns if m + 8 < rows else i32(0),
+            )  # fmt: skip
+        if n + bn > first_end:
+            s = cut_columns(s, column, end0, end1)
+        return s
 
-        sum0, sum1 = row_sum(sum0), row_sum(sum1)
-        seen = (x0, x1, sum0, sum1)
-        where = (m0, head, rows, lane, warp, e)
+    return part(within=within, ends=ends, cut=cut)
+
+
+def finisher(form: Form, store: Any) -> Any:
+    """The device function (acc, seen, base, m, parts, by, where) that stores a block's results; of a tile that is split, what the
+    block made, and the last block of the tile all. seen: as `few_results`'s; m: the thread's first row; where: as `adder`'s."""
+    from tccompile.kernels.device_math import at as address
+    from tccompile.kernels.parts import fragments, split
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32
+
+    few, splits, pitch, e_blocks = form.few, form.split, _slab(form.chunks[1]), form.blocks[1]
+    lane_acc, spill = inline(fragments.fragments_of(form.atom).acc), fragments.spill_block(form.atom, 1, e_blocks, pitch)
+    scaled, parts_of_tile, last_to_arrive = softmax.scaled(2 * e_blocks), parts_of(form), split.last_to_arrive(form.cp_async)
+    add_parts, add_warps, results = adder(2 * e_blocks, store), few_results(form, store), results_of(form, store)
+
+    @inline
+    def finish(acc, seen, base, m, parts, by, where):
+        _, _, rows, lane, warp, _ = where
+        _, _, sum0, sum1 = seen
+        tid = i32(cuda.threadIdx.x)
         if splits:
-            partial, pairs, own = parts_.places(partial, rows)
+            partial, counter, _ = parts
+            partial, pairs, own = parts_of_tile.places(partial, rows)
         if splits and not few:
-            parts_.keep(pairs, own, m, seen, where)
+            parts_of_tile.keep(pairs, own, m, seen, where)
         if not splits and not few:
             acc = scaled(acc, f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0))
-        slab = u32(base + u32(warp * (16 * slab_pitch * 4)))
+        slab = u32(base + u32(warp * (16 * pitch * 4)))
         row, column = lane_acc(lane)
-        spill(acc, u32(slab + u32((row * slab_pitch + column) * 4)), i32(0))
+        spill(acc, u32(slab + u32((row * pitch + column) * 4)), i32(0))
         kept = (partial, pairs, own) if splits else (0, 0, 0)
         if few:
             add_warps(base, slab, seen, kept, tid, by, where)
@@ -768,4 +747,99 @@ def build(form: Form, epilogue_params: Any) -> Function:
         if splits and last_to_arrive(address(counter, cuda.blockIdx.x, 4), i32(cuda.gridDim.y)):
             add_parts(partial, pairs, base, tid, i32(cuda.gridDim.y), by, where)
 
-    return entry(form, body, extra)
+    return finish
+
+
+def copiers(form: Form) -> Any:
+    """The part about tiles' way to shared memory: q(…), k(…) and v(…), each a `copier`; commit(); and wait_one(), wait_all()."""
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import inline
+
+    cp_async = form.cp_async
+    tiles = zip("qkv", (0, 0, 1), (form.bm, form.bn, form.bn), form.sizes, strict=True)
+    copies = {name: copier(form.chunks[i], n, size, cp_async) for name, i, n, size in tiles}
+    wait_all, wait_one = mma.cp_async_wait(0), mma.cp_async_wait(1)
+
+    @inline
+    def commit():
+        if cp_async:
+            mma.cp_async_commit()
+
+    @inline
+    def all_but_one():
+        wait_one() if cp_async else None
+
+    @inline
+    def all_of_them():
+        wait_all() if cp_async else None
+
+    return part(**copies, commit=commit, wait_one=all_but_one, wait_all=all_of_them)
+
+
+def build(form: Form, epilogue_params: Any) -> Function:
+    """The kernel's code. Parameters: those of `attention.arguments`, with `split` SPLIT, then the epilogue's."""
+    store, extra = epilogue.build(epilogue_params)
+    return entry(form, _body(form, store), extra)
+
+
+def _body(form: Form, store: Any) -> Any:
+    """The device function of a block: (addresses of tensors, INTEGERS, strides, scale, SPLIT, e)."""
+    from tccompile.kernels.parts import chunks, fragments
+    from tccompile.kernels.ptx import mma, softmax
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32
+
+    atom, bn, k_at, v_at, share_n = form.atom, form.bn, form.k_at, form.v_at, form.share
+    few, has_mask, (d_blocks, e_blocks), n_blocks = form.few, form.mask != "none", form.blocks, form.share // 16
+    reads, copy, sight, finish = reader(form), copiers(form), sight_of(form), finisher(form, store)
+    load_rows = fragments.load_rows(atom, d_blocks)
+    scores_of = fragments.multiply_rows(atom, d_blocks, n_blocks, _pitch(form.chunks[0]))
+    add_values = fragments.multiply_columns(atom, n_blocks, e_blocks, _pitch(form.chunks[1]))
+    zeros, scaled, row_sum = mma.zeros(8 * e_blocks), softmax.scaled(2 * e_blocks), softmax.row_sum()
+    halves, weigh = softmax.halves(2 * n_blocks, atom.a, atom.k == 16), weigher(2 * n_blocks)
+    place = place_of(form.causal, form.sizes)
+
+    @inline
+    def body(tensors, integers, strides, scale, parts, e):
+        q, k, v, mask = tensors
+        rows, q_r, k_r, v_r = integers[3], strides[2], strides[6], strides[10]
+        base = chunks.base()
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid % 32), i32(tid // 32)
+        b, h, head, m0, q, k, v = place(q, k, v, integers, strides)
+        first, last = sight.within(m0, integers, parts)
+        copy.q(base, q, q_r, m0, rows, tid)
+        copy.k(u32(base + k_at), k, k_r, first, last, tid)
+        copy.commit()
+        copy.v(u32(base + v_at), v, v_r, first, last, tid)
+        copy.commit()
+        warp_m, warp_n = (i32(0), i32(warp * share_n)) if few else (i32(warp * 16), i32(0))
+        ends = sight.ends(i32(m0 + warp_m), lane, integers)
+        from_q, from_v, from_k = reads(base, lane, warp_m, warp_n)
+        acc = zeros()
+        x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
+        factor, n = f32(scale * f32(LOG2_E)), first
+        by = f32(1) if has_mask else factor
+        while n < last:
+            copy.wait_one()
+            cuda.syncthreads()
+            s = scores_of(load_rows(from_q), from_k)
+            cuda.syncthreads()
+            copy.k(u32(base + k_at), k, k_r, i32(n + bn), last, tid)
+            copy.commit()
+            s = sight.cut(s, n, (b, h, warp_n, lane), factor, mask, strides, integers, ends)
+            p, a0, a1, x0, x1, sum0, sum1 = weigh(s, by, x0, x1, sum0, sum1)
+            acc = scaled(acc, a0, a1)
+            copy.wait_one()
+            cuda.syncthreads()
+            acc = add_values(acc, halves(p), from_v)
+            cuda.syncthreads()
+            copy.v(u32(base + v_at), v, v_r, i32(n + bn), last, tid)
+            copy.commit()
+            n = i32(n + bn)
+        copy.wait_all()
+        cuda.syncthreads()
+        seen = (x0, x1, row_sum(sum0), row_sum(sum1))
+        finish(acc, seen, base, ends[0], parts, by, (m0, head, rows, lane, warp, e))
+
+    return body

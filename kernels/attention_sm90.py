@@ -234,9 +234,9 @@ def _function(t: Tile, mask_kind: str, own_rows: bool, causal: bool, params: Val
         Ring(t.layout, "v", STAGES, t.v_bytes, t.warpgroups),
     )
     place = _placing(t, causal)
-    staging, store_rows, extra = _storing(t, params)
+    storing, extra = _storing(t, params)
     weights = softmax(t, mask_kind, own_rows, causal)
-    produce, consume = _produce(t, rings, place), _consume(t, rings, place, weights, (staging, store_rows))
+    produce, consume = _produce(t, rings, place), _consume(t, rings, place, weights, storing)
     consumers, exchange, turned = 128 * t.warpgroups, t.exchange, t.size == 1
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
 
@@ -381,42 +381,71 @@ def _values_layout(t: Tile) -> tuple[int, int, int]:
     return ROW, t.bn * ROW, 8 * ROW
 
 
-def _joined(t: Tile, shrink: Any) -> Any:
-    """The device function (acc, address, parts, scores, x, by) → results with those of so many parts before, which are kept at
-    the address, of a `long` tile. scores, x: of a thread's two rows, what weights are relative to there and in `acc`."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import inline
+def _products(t: Tile, rings: tuple[Any, Any, Any]) -> Any:
+    """The part about what Tensor Cores are asked for, of a warpgroup.
 
-    long, add_kept = t.long, hw.add_kept(t.wide // 2)
+    operands(base, group)             descriptors of its q, and of k and v, as they lie in the first buffers
+    meet(group)                       named barriers: its own, and of the one whose turn is next; the last lets the first begin
+    first(at, buffers, slot, parity, tid)               scores of an item's first tile, when they are there
+    both(acc, weights, at, slots, turn)                   scores of a tile, and acc plus the weights times v, which is under way
+                                                          until `settle`
+    last(acc, weights, at, buffers, slot, parity, tid)  acc plus the weights times v, when it is there
+
+    at: what `operands` gave; slots: of k and of v; turn: what `meet` gave
+    """
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline, u64
+
+    (_, k, v), warpgroups, in_turn, (steps, operands) = rings, t.warpgroups, t.in_turn, _operands(t, rings)
+    k_units, v_units = t.k_bytes >> 4, t.v_bytes >> 4
+    first_scores, undefined = hw.multiply(t.bn, steps, (True, True), (t.kind, t.kind)), hw.accumulators(t.bn)
+    attend, weigh = hw.attend(t.bn, t.wide, steps, in_turn, t.kind), hw.weigh(t.bn, t.wide, t.kind)
 
     @inline
-    def joined(acc, address, parts, scores, x, by):
-        if long and parts > 0:
-            acc = add_kept(acc, address, shrink(scores[0], x[0], by), shrink(scores[1], x[1], by))
+    def meet(group):
+        own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
+        if in_turn and group == warpgroups - 1:
+            hw.arrive_named(other)
+        return own, other
+
+    @inline
+    def first(at, buffers, slot, parity, tid):
+        k.wait(buffers[1], slot, parity)
+        s = first_scores(undefined(), at[0], at[1] + u64(slot * k_units), i32(0))
+        hw.wgmma_wait_all()
+        if tid & 127 == 0:
+            k.release(k.hold(buffers[1], slot))
+        return s
+
+    @inline
+    def both(acc, weights, at, slots, turn):
+        k_tile, v_tile = at[1] + u64(slots[0] * k_units), at[2] + u64(slots[1] * v_units)
+        if in_turn:
+            hw.sync_named(turn[0])
+            return attend(acc, weights, at[0], k_tile, v_tile, turn[1])
+        return attend(acc, weights, at[0], k_tile, v_tile)
+
+    @inline
+    def last(acc, weights, at, buffers, slot, parity, tid):
+        v.wait(buffers[2], slot, parity)
+        acc = weigh(acc, weights, at[2] + u64(slot * v_units))
+        if tid & 127 == 0:
+            v.release(v.hold(buffers[2], slot))
         return acc
 
-    return joined
+    return part(operands=operands, meet=meet, first=first, both=both, last=last)
 
 
-def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, rows: tuple[Any, Any]) -> Any:
-    """The device function of the warpgroups: (thread, buffers, item, factor, integers, mask, e)."""
+def _operands(t: Tile, rings: tuple[Any, Any, Any]) -> tuple[tuple[tuple[int, int], ...], Any]:
+    """Steps of the product q · kᵀ, and `operands` of `_products`."""
     from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx import mma
-    from tccompile.kernels.ptx.core import cuda, f32, i32, inline, u32, u64
-    from tccompile.kernels.ptx.softmax import leading
+    from tccompile.kernels.ptx.core import inline, u64
 
-    (q, k, v), bn, warpgroups, in_turn, additive = rings, t.bn, t.warpgroups, t.in_turn, softmax.additive
-    staging, store_rows = rows
-    q_rows, k_rows = (Operand(n, 0, t.kind, ROW, t.boxes[0], True) for n in (t.bm, bn))
+    q_rows, k_rows = (Operand(n, 0, t.kind, ROW, t.boxes[0], True) for n in (t.bm, t.bn))
     steps = tuple(zip(q_rows.steps, k_rows.steps, strict=True))[: t.d * t.size // STEP]
     row_half, v_half = hw.descriptor(*q_rows.layout), hw.descriptor(*_values_layout(t))
-    q_at, k_at, v_at, group_bytes = q.first, k.first, v.first, q_rows.group_bytes
-    first_scores, empty_scores = hw.multiply(bn, steps, (True, True), (t.kind, t.kind)), hw.accumulators(bn)
-    attend, weigh = hw.attend(bn, t.wide, steps, in_turn, t.kind), hw.weigh(bn, t.wide, t.kind)
-    total_at, kept_bytes, turns, long = t.layout["totals"], t.totals_bytes, t.turns, t.long
-    joined, keep_sums = _joined(t, softmax.shrink), hw.keep_sums(t.wide // 2)
-    settle, results = hw.settle(t.wide, t.packed, t.kind, t.size == 1 or t.e > SMALL), leading(t.wide // 2, t.e // 2)
-    k_units, v_units, zeros = t.k_bytes >> 4, t.v_bytes >> 4, mma.zeros(t.wide // 2)
+    (q_at, k_at, v_at), group_bytes = (ring.first for ring in rings), q_rows.group_bytes
 
     @inline
     def operands(base, group):
@@ -424,39 +453,89 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
         k_half = row_half | u64((base + k_at & 0x3FFFF) >> 4)
         return q_half, k_half, v_half | u64((base + v_at & 0x3FFFF) >> 4)
 
+    return steps, operands
+
+
+def _sums(t: Tile, softmax: Any) -> Any:
+    """The part about a warpgroup's results, of a `long` tile with what is kept in shared memory meanwhile.
+
+    zeros()                           what an item begins with
+    kept_at(base, group, tid)         a thread's place in shared memory
+    kept(acc, address, left, parts, kept0, kept1, x, by)   results, zeros if they have just been kept; how many tiles are left
+                                      until then; how often it was done; to which scores weights of what is kept are relative
+    whole(acc, address, parts, kept0, kept1, x, sums, by)  an item's results with what is kept, divided by its sums of weights
+
+    x: a thread's two rows' scores that weights are relative to; by: what scores are multiplied by
+    """
+    from tccompile.kernels.parts.part import part
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx import mma
+    from tccompile.kernels.ptx.core import f32, i32, inline, u32
+
+    long, turns, total_at, kept_bytes = t.long, t.turns, t.layout["totals"], t.totals_bytes
+    add_kept, keep_sums, zeros, shrink = (
+        hw.add_kept(t.wide // 2),
+        hw.keep_sums(t.wide // 2),
+        mma.zeros(t.wide // 2),
+        softmax.shrink,
+    )
+
     @inline
-    def meet(group):
-        """Named barriers of a warpgroup and of the one whose turn to ask is next; the last one lets the first one begin."""
-        own, other = i32(1 + group), i32(1 if group == warpgroups - 1 else 2 + group)
-        if in_turn and group == warpgroups - 1:
-            hw.arrive_named(other)
-        return own, other
+    def kept_at(base, group, tid):
+        return u32(base + total_at + group * kept_bytes + (tid & 127) * 16)
+
+    @inline
+    def joined(acc, address, parts, kept0, kept1, x, by):
+        if long and parts > 0:
+            acc = add_kept(acc, address, shrink(kept0, x[0], by), shrink(kept1, x[1], by))
+        return acc
+
+    @inline
+    def kept(acc, address, left, parts, kept0, kept1, x, by):
+        if long:
+            left = i32(left - 1)
+            if left == 0:
+                keep_sums(joined(acc, address, parts, kept0, kept1, x, by), address)
+                acc, left, parts, kept0, kept1 = zeros(), i32(turns), i32(parts + 1), x[0], x[1]
+        return acc, left, parts, kept0, kept1
+
+    @inline
+    def whole(acc, address, parts, kept0, kept1, x, sums, by):
+        acc = joined(acc, address, parts, kept0, kept1, x, by)
+        sum0, sum1 = softmax.sums(acc, sums[0], sums[1])
+        each0, each1 = f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0)
+        return softmax.scaled(acc, each0, each1)
+
+    return part(zeros=zeros, kept_at=kept_at, kept=kept, whole=whole)
+
+
+def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, storing: Any) -> Any:
+    """The device function of the warpgroups: (thread, buffers, item, factor, integers, mask, e)."""
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import cuda, f32, i32, inline
+
+    (q, k, v), bn, turns, additive = rings, t.bn, t.turns, softmax.additive
+    products, sums = _products(t, rings), _sums(t, softmax)
+    settle = hw.settle(t.wide, t.packed, t.kind, t.size == 1 or t.e > SMALL)
 
     @inline
     def consume(thread, buffers, item, factor, integers, mask, e):
         base, warp, lane, tid = thread
-        group = i32(warp >> 2)
-        q_half, k_half, values_half = operands(base, group)
-        column = i32((lane & 3) * 2)
-        own, other = meet(group)
-        corner, at, row, part = staging(thread)
+        group, columns = i32(warp >> 2), integers[5]
+        operands, column = products.operands(base, group), i32((lane & 3) * 2)
+        turn, places = products.meet(group), storing.places(thread)
         by = f32(LOG2_E) if additive else factor
-        columns = integers[5]
-        kept_at = u32(base + total_at + group * kept_bytes + (tid & 127) * 16)
+        kept_at = sums.kept_at(base, group, tid)
         (slot, parity), (slot_q, parity_q) = k.reader(), q.reader()
         while item < integers[0]:
             head, b, h, _, m0, last, tiles = place(item, integers)
             end0, end1, safe, mask0, mask1 = softmax.sees((warp, lane, group, column), m0, (b, h), integers, mask)
-            acc = zeros()
+            acc = sums.zeros()
             x0, x1, sum0, sum1 = f32(-math.inf), f32(-math.inf), f32(0), f32(0)
             if tiles > 0:
                 words = softmax.read((mask0, mask1), i32(0), column, columns)
                 q.wait(buffers[0], slot_q, parity_q)
-                k.wait(buffers[1], slot, parity)
-                s = first_scores(empty_scores(), q_half, k_half + u64(slot * k_units), i32(0))
-                hw.wgmma_wait_all()
-                if tid & 127 == 0:
-                    k.release(k.hold(buffers[1], slot))
+                s = products.first(operands, buffers, slot, parity, tid)
                 sight = column, end0, end1, safe
                 w, x0, x1, _, _, sum0, sum1, _ = softmax.weigh_first(s, words, (factor, by), i32(0), sight, x0, x1)
                 weights = softmax.packed(w)
@@ -467,12 +546,7 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                     words = softmax.read((mask0, mask1), n, column, columns)
                     k.wait(buffers[1], slot, parity)
                     v.wait(buffers[2], before, parity_before)
-                    k_tile, v_tile = k_half + u64(slot * k_units), values_half + u64(before * v_units)
-                    if in_turn:
-                        hw.sync_named(own)
-                        s, acc = attend(acc, weights, q_half, k_tile, v_tile, other)
-                    else:
-                        s, acc = attend(acc, weights, q_half, k_tile, v_tile)
+                    s, acc = products.both(acc, weights, operands, (slot, before), turn)
                     if tid & 127 == 0:
                         k.release(k.hold(buffers[1], slot))
                     w, x0, x1, a0, a1, add0, add1, total = softmax.weigh(s, words, (factor, by), n, sight, x0, x1)
@@ -482,41 +556,33 @@ def _consume(t: Tile, rings: tuple[Any, Any, Any], place: Any, softmax: Any, row
                         v.release(v.hold(buffers[2], before))
                     weights = softmax.packed(w)
                     acc = softmax.scaled(acc, a0, a1)
-                    if long:
-                        left = i32(left - 1)
-                        if left == 0:
-                            keep_sums(joined(acc, kept_at, parts, (kept0, kept1), (x0, x1), by), kept_at)
-                            acc, left, parts, kept0, kept1 = zeros(), i32(turns), i32(parts + 1), x0, x1
+                    acc, left, parts, kept0, kept1 = sums.kept(acc, kept_at, left, parts, kept0, kept1, (x0, x1), by)
                     before, parity_before = slot, parity
                     slot, parity = k.advance(slot, parity)
                     n = i32(n + bn)
                 if tid & 127 == 0:
                     q.release(q.hold(buffers[0], slot_q))
                 slot_q, parity_q = q.advance(slot_q, parity_q)
-                v.wait(buffers[2], before, parity_before)
-                acc = weigh(acc, weights, values_half + u64(before * v_units))
-                if tid & 127 == 0:
-                    v.release(v.hold(buffers[2], before))
-                acc = joined(acc, kept_at, parts, (kept0, kept1), (x0, x1), by)
-                sum0, sum1 = softmax.sums(acc, sum0, sum1)
-                each0, each1 = f32(1) / sum0 if sum0 > f32(0) else f32(0), f32(1) / sum1 if sum1 > f32(0) else f32(0)
-                acc = softmax.scaled(acc, each0, each1)
-            store_rows(results(acc), (corner, at, row, part), warp, head, m0, integers[4], e)
+                acc = products.last(acc, weights, operands, buffers, before, parity_before, tid)
+                acc = sums.whole(acc, kept_at, parts, kept0, kept1, (x0, x1), (sum0, sum1), by)
+            storing.store(acc, places, warp, head, m0, integers[4], e)
             item = i32(item + cuda.gridDim.x)
 
     return consume
 
 
-def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The device functions staging(thread) → places and store_rows(acc, places, warp, head, first row, rows, e), and the types of
-    what `e` holds.
+def _storing(t: Tile, params: Value) -> tuple[Any, tuple[Any, ...]]:
+    """The part places(thread) and store(acc, places, warp, head, first row, rows, e), and the types of what `e` holds.
 
     Each warp stages its 16 rows, some columns at a time; a lane takes 8 columns of every so-manieth row.
     """
+    from tccompile.kernels.parts.part import part
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import cuda, i32, inline, u32
+    from tccompile.kernels.ptx.softmax import leading
 
     store, extra = epilogue.build(params)
+    results = leading(t.wide // 2, t.e // 2)
     staged, pitch, half, at_results = t.staged, t.pitch, 2 * t.staged + 16, t.layout["results"]
     stage_results, parts, load4 = hw.stage(t.e, staged, pitch), t.e // staged, hw.load_shared_f32x4
     slab_bytes, long, sync_group = t.slab_bytes, t.long, hw.sync_group
@@ -524,18 +590,18 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
     apart, turns = 32 // lane_groups, lane_groups // 2 if lane_groups > 1 else 1
 
     @inline
-    def staging(thread):
+    def places_of(thread):
         """Where a lane's results are staged, and where it reads those that it stores: of which row and 8 columns."""
         base, warp, lane, _ = thread
         slab = u32(base + at_results + (warp >> 2) * slab_bytes + (warp & 3) * (16 * pitch))
         corner = u32(slab + (lane >> 2) * pitch + ((lane >> 1) & 1) * half + (lane & 1) * 8)
-        row, part = i32(lane // lane_groups), i32(lane % lane_groups)
-        return corner, u32(slab + row * pitch + part * 16), row, part
+        row, lane_group = i32(lane // lane_groups), i32(lane % lane_groups)
+        return corner, u32(slab + row * pitch + lane_group * 16), row, lane_group
 
     @inline
     def store_rows(acc, places, warp, head, m0, rows, e):
-        corner, at, row, part = places
-        first, c = i32(m0 + warp * 16 + row), i32(part * 8)
+        corner, at, row, lane_group = places
+        acc, first, c = results(acc), i32(m0 + warp * 16 + row), i32(lane_group * 8)
         if long:  # all of the warpgroup have read what was in the slabs' place
             sync_group(i32(1 + (warp >> 2)))
         if m0 + warp * 16 < rows:
@@ -551,4 +617,4 @@ def _storing(t: Tile, params: Value) -> tuple[Any, Any, tuple[Any, ...]]:
         if long:
             sync_group(i32(1 + (warp >> 2)))
 
-    return staging, store_rows, extra
+    return part(places=places_of, store=store_rows), extra

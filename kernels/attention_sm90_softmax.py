@@ -38,35 +38,14 @@ def softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
     sums(acc, sum0, sum1)                 of all weights of each row, from those in this thread or beside its results
     """
     from tccompile.kernels.ptx import softmax
-    from tccompile.kernels.ptx.core import f32, i32, inline, u64
+    from tccompile.kernels.ptx.core import i32, inline
 
     part: Any = Part()
     bn, groups = t.bn, t.bn // 8
     has_mask, additive = mask_kind != "none", mask_kind not in ("none", "bool")
     kind = DType(mask_kind) if has_mask else DType.F32
-    size, row_maximum = kind.size, softmax.row_maximum()
-    highest, cut, below, masked = (
-        softmax.highest(groups), softmax.cut(groups), softmax.below(groups), softmax.masked(groups, kind, own_rows)
-    )  # fmt: skip
-    read_all, read_some = (softmax.read_mask(groups, kind, own_rows, guarded) for guarded in (False, True))
-
-    @inline
-    def read_words(mask_rows, n, column, columns):
-        at0, at1, left = u64(mask_rows[0] + u64(n * size)), u64(mask_rows[1] + u64(n * size)), i32(columns - n)
-        if left >= bn:
-            return read_all(at0, at1, left)
-        return read_some(at0, at1, i32(left - column))
-
-    @inline
-    def read_nothing(mask_rows, n, column, columns):
-        return ()
-
-    @inline
-    def near(s, x0, x1, b0, b1):
-        """Scores and what is taken off them once they are scaled, or already off them where rows see nothing that counts."""
-        if x0 < f32(FAR) or x1 < f32(FAR):
-            return below(s, taken_off(x0, f32(1)), taken_off(x1, f32(1))), f32(0), f32(0)
-        return s, b0, b1
+    row_maximum, highest, cut = softmax.row_maximum(), softmax.highest(groups), softmax.cut(groups)
+    masked = softmax.masked(groups, kind, own_rows)
 
     @inline
     def seen(s, words, factor, n, sight):
@@ -84,20 +63,61 @@ def softmax(t: Tile, mask_kind: str, own_rows: bool, causal: bool) -> Any:
         x0, x1 = highest(s, x0, x1)
         return row_maximum(x0), row_maximum(x1)
 
+    part.read, part.sees, part.additive = _reading(t, mask_kind, own_rows), _seeing(t, kind.size, has_mask, causal), additive
+    weights, relative = _in_bytes if t.size == 1 else _in_halves, _relative(t, additive)
+    part.weigh_first, part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
+    part.shrink = _shrink()
+    return part
+
+
+def _reading(t: Tile, mask_kind: str, own_rows: bool) -> Any:
+    """The device function read(mask's rows, n, column, columns) → the mask's words for the tile whose first column is n."""
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import i32, inline, u64
+
+    if mask_kind == "none":
+
+        @inline
+        def read_nothing(mask_rows, n, column, columns):
+            return ()
+
+        return read_nothing
+
+    bn, kind = t.bn, DType(mask_kind)
+    size, (read_all, read_some) = kind.size, (softmax.read_mask(bn // 8, kind, own_rows, guarded) for guarded in (False, True))
+
+    @inline
+    def read_words(mask_rows, n, column, columns):
+        at0, at1, left = u64(mask_rows[0] + u64(n * size)), u64(mask_rows[1] + u64(n * size)), i32(columns - n)
+        if left >= bn:
+            return read_all(at0, at1, left)
+        return read_some(at0, at1, i32(left - column))
+
+    return read_words
+
+
+def _relative(t: Tile, additive: bool) -> Any:
+    """The device function (s, x0, x1, by) → scores, and what is taken off them once they are scaled; if a mask is added, that is
+    already off them where rows see nothing that counts."""
+    from tccompile.kernels.ptx import softmax
+    from tccompile.kernels.ptx.core import f32, inline
+
+    taken_off, below = _taken_off(), softmax.below(t.bn // 8)
+
+    @inline
+    def near(s, x0, x1, b0, b1):
+        if x0 < f32(FAR) or x1 < f32(FAR):
+            return below(s, taken_off(x0, f32(1)), taken_off(x1, f32(1))), f32(0), f32(0)
+        return s, b0, b1
+
     @inline
     def relative(s, x0, x1, by):
-        """Scores, and what is taken off them once they are scaled."""
         b0, b1 = taken_off(x0, by), taken_off(x1, by)
         if additive:
             s, b0, b1 = near(s, x0, x1, b0, b1)
         return s, b0, b1
 
-    taken_off = _taken_off()
-    part.read, part.sees, part.additive = read_words if has_mask else read_nothing, _seeing(t, size, has_mask, causal), additive
-    weights = _in_bytes if t.size == 1 else _in_halves
-    part.weigh_first, part.weigh, part.packed, part.scaled, part.sums = weights(t, additive, seen, top, relative)
-    part.shrink = _shrink()
-    return part
+    return relative
 
 
 def _taken_off() -> Any:

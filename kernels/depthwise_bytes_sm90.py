@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from tccompile.arch import KIB, Arch
 from tccompile.ir.expr import walk
-from tccompile.ir.extent import ceil_div, hint, least, round_up
+from tccompile.ir.extent import Extent, ceil_div, hint, least, round_up
 from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
+from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import APPROXIMATE, divider
@@ -228,6 +229,33 @@ def shares(op: Op, program: Program, tile: Tile, held: int, arch: Arch) -> Share
     return Shares(chunks, tiles, least(tiles, max(1, arch.sms * held // chunks)))
 
 
+NUMBERS = "chunks, chunks_m, chunks_s, parts, tiles, across, across_m, across_s, down, down_m, down_s, ph, pw, wr, ws, w_padded"
+
+
+def shared_out(op: Conv, program: Program, tile: Tile, held: int, arch: Arch) -> tuple[Extent, tuple[Extent, ...]]:
+    """How many blocks there are, and the NUMBERS that they take; held: blocks of a multiprocessor."""
+    chunks, tiles, parts = shares(op, program, tile, held, arch)
+    w, y = (program.tensors[name] for name in (op.w, op.y))
+    across, down = (ceil_div(n, of) for n, of in zip(y.shape[:1:-1], (tile.columns, tile.height), strict=True))
+    return chunks * parts, (
+        *(chunks, *divider(chunks), parts, tiles),
+        *(across, *divider(across), down, *divider(down)),
+        *(op.pads[0], op.pads[1], w.strides[2], w.strides[3], w.padded[0]),
+    )
+
+
+def unboxed(x: Tensor, w: Tensor, y: Tensor, program: Program) -> str | None:
+    """Why the copy engine does not bring boxes of x, or store those of y, for a filter w; None if it does."""
+    if x.rank != 4 or len(set(filter_of(w))) > 1:
+        return "it goes along a line: its boxes are of images"
+    if reason := unmapped((x, y), program):
+        return reason
+    for t in (x, y):
+        if t.strides[1] != 1 or any(t.dtype.size * s % 16 for s in (t.offset, *(t.strides[a] for a in (0, 2, 3)))):
+            return f"pixels of {t.name} do not begin at multiples of 16 bytes"
+    return None
+
+
 def most_held(tile: Tile, registers: int, arch: Arch) -> int:
     """Blocks that a multiprocessor has room for."""
     return min(arch.smem_sm // (tile.smem + KIB), LANE_REGISTERS // (tile.threads * registers), arch.blocks_sm)
@@ -245,13 +273,8 @@ class DepthwiseBytesSm90(TextKernel):
         if (reason := elsewhere(arch) or unfit(op, program, arch)) is not None:
             return reason
         x, y = (program.tensors[name] for name in (op.x, op.y))
-        if x.rank != 4 or len(set(filter_of(program.tensors[op.w]))) > 1:
-            return "it goes along a line: its boxes are of images"
-        if reason := unmapped((x, y), program):
+        if reason := unboxed(x, program.tensors[op.w], y, program):
             return reason
-        for t in (x, y):
-            if t.strides[1] != 1 or any(t.dtype.size * s % 16 for s in (t.offset, *(t.strides[a] for a in (0, 2, 3)))):
-                return f"pixels of {t.name} do not begin at multiples of 16 bytes"
         if next(_tiles(op, program, arch), None) is None:
             return f"boxes of {x.name} do not fit {arch.smem_block} bytes of shared memory"
         return None
@@ -268,6 +291,7 @@ class DepthwiseBytesSm90(TextKernel):
         yield from sorted(every, key=lambda config: self.cost(op, program, config, arch))[:MOST_CONFIGS]
 
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
+        assert isinstance(op, Conv)
         own, tile = measured(arch).depthwise_bytes_sm90, tile_of(op, program, config)
         (chunks, tiles, parts), clock = (
             shares(op, program, tile, config["held"], arch),
@@ -279,7 +303,8 @@ class DepthwiseBytesSm90(TextKernel):
         rows = tile.rows * tile.lanes // EACH
         busy = own.busy * turns * ceil_div(chunks * parts, arch.sms) * tile.groups * tile.octets * rows * row / 4
         alone = turns * (own.tile_us * clock + own.alone * ceil_div(tile.octets, tile.along) * rows * row)
-        whole, sectors = tile.channels >= program.tensors[op.y].padded[1], tile.channels % SECTOR == 0
+        whole = tile.channels >= program.tensors[op.y].padded[1]
+        sectors = not any(n % SECTOR for n in (tile.channels, program.tensors[op.x].strides[3]))
         more = 0.0 if whole else own.apart if sectors else own.straddling
         moving = own.moving * (1 + more) * traffic_us(op, program, arch)
         results = hint(math.prod(program.op_shape(op))) / (LANES_ABREAST * arch.sms * clock)
@@ -288,23 +313,17 @@ class DepthwiseBytesSm90(TextKernel):
 
     def work(self, op: Op, program: Program, config: Config, arch: Arch) -> Work:
         assert isinstance(op, Conv)
-        x, w, y = (program.tensors[name] for name in (op.x, op.w, op.y))
+        x, y = (program.tensors[name] for name in (op.x, op.y))
         if 0 in y.shape:
             return Work(())
         tile, spec = tile_of(op, program, config), epilogue.describe(op, program, epilogue.frame_of(op, program), 1)
-        chunks, tiles, parts = shares(op, program, tile, config["held"], arch)
-        across, down = (ceil_div(n, of) for n, of in zip(y.shape[:1:-1], (tile.columns, tile.height), strict=True))
-        numbers = (
-            *(chunks, *divider(chunks), parts, tiles),
-            *(across, *divider(across), down, *divider(down)),
-            *(op.pads[0], op.pads[1], w.strides[2], w.strides[3], w.padded[0]),
-        )
+        blocks, numbers = shared_out(op, program, tile, config["held"], arch)
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, **{name: getattr(tile, name) for name in PARAMS}, held=config["held"],
                 ahead=constant(op, program), epilogue=spec.params,
             ),
-            grid=(chunks * parts, 1, 1),
+            grid=(blocks, 1, 1),
             block=tile.threads,
             args=(
                 image_map(x, x.shape[1], (tile.channels, tile.columns_in, tile.rows_in, tile.images), 0),
@@ -323,9 +342,6 @@ class DepthwiseBytesSm90(TextKernel):
         scope |= {name: intrinsic(f"ptx.hopper.{name}") for name in HOPPER}
         signature = {**parameters("map", "map_x, map_y"), "w": "address", **parameters("int", NUMBERS), "e": kinds}
         return KernelText(signature, Walking(params, tile, form.y.dtype).lines(), scope, tile.threads, params["held"])
-
-
-NUMBERS = "chunks, chunks_m, chunks_s, parts, tiles, across, across_m, across_s, down, down_m, down_s, ph, pw, wr, ws, w_padded"
 
 
 class Walking(Text):

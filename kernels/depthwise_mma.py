@@ -13,6 +13,7 @@ image. The accumulators of all matrices are then neighbouring channels of the la
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tccompile.arch import Arch
 from tccompile.ir.extent import ceil_div
@@ -24,7 +25,7 @@ from tccompile.kernels.depthwise import NUMBERS, THREADS, Depthwise, filter_of, 
 from tccompile.kernels.ptx.atoms import of_warpgroups, warp_atom
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import Config, Value, memory_us, traffic_us
-from tccompile.kernels.text import KernelText, intrinsic, parameters
+from tccompile.kernels.text import KernelText, indented, intrinsic, parameters
 
 SIZE = 2
 """Bytes of an element of x and w."""
@@ -95,8 +96,8 @@ class DepthwiseMma(Depthwise):
             "multiply_diagonal": intrinsic("ptx.mma.multiply_diagonal", warp_atom(arch), words),
         }
         signature = {**parameters("address", "x, w"), **parameters("int", NUMBERS), "e": stored.kinds}
-        blocks = TILES[tuple(params["taps"]), params["stride"]][columns, lanes]
-        return KernelText(signature, lines(params), scope, THREADS, blocks)
+        writer = Writer(columns, lanes, params["stride"], tuple(params["taps"]))
+        return KernelText(signature, writer.lines(), scope, THREADS, TILES[writer.taps, writer.stride][columns, lanes])
 
 
 TILES: dict[tuple[tuple[int, int], int], dict[tuple[int, int], int]] = {
@@ -113,87 +114,127 @@ def slots_of(taps: tuple[int, int], stride: int) -> int:
     return ceil_div(taps[0], stride)
 
 
-def lines(params: Value) -> list[str]:
-    """The kernel's source. x: (N, H, W, C), w: (R, S, C).
+@dataclass(frozen=True)
+class Writer:
+    """Writes the kernel's text. x: (N, H, W, C), w: (R, S, C).
 
     A warp walks down the image, one row of y a step, which brings as many rows of x as the stride has; they are read one step
     ahead, each vector once. Rows of y under way take turns in the accumulators, so the loop's text holds as many steps.
-    """
-    columns, lanes, stride, (taps_h, taps_w) = params["columns"], params["lanes"], params["stride"], params["taps"]
-    slots = slots_of((taps_h, taps_w), stride)
-    fresh, width = range(stride), (columns - 1) * stride + taps_w  # rows of x in a step, and what is read of them
-    pairs = range(0, columns, 2)  # columns of y whose accumulators lie together
-    # Two taps at once, and the last one by itself. Neighbouring pairs of columns meet in the same two columns of x.
-    halves = [range(s, min(s + 2, taps_w)) for s in range(0, taps_w, 2)]
-    met = sorted({q * stride + s for q in pairs for s in range(taps_w)})
 
-    def read_row(u: int, step: str) -> list[str]:
+    columns  of y that a thread computes, two of which share their accumulators
+    lanes    neighbouring channels of a thread
+    taps     rows and columns of the filter
+    """
+
+    columns: int
+    lanes: int
+    stride: int
+    taps: tuple[int, int]
+
+    @property
+    def _slots(self) -> int:
+        return slots_of(self.taps, self.stride)
+
+    @property
+    def _width(self) -> int:
+        """Columns of x that are read."""
+        return (self.columns - 1) * self.stride + self.taps[1]
+
+    @property
+    def _pairs(self) -> range:
+        """The first of each two columns of y whose accumulators lie together."""
+        return range(0, self.columns, 2)
+
+    def lines(self) -> list[str]:
+        out = [*self._places(), *self._matrices(), *self._columns(), f"steps = i32(rows + i32({self._slots - 1}))"]
+        out += [line for u in range(self.stride) for line in self._read_row(u, "i32(0)")]
+        out += self._weights()
+        out += [f"a{number}_{q} = zeros()" for number in range(self._slots) for q in self._pairs]
+        out += ["k = i32(0)", "while k < steps:"]
+        for number in range(self._slots):
+            text = self._step(number)
+            out += indented([f"if i32(k + i32({number})) < steps:", *indented(text)] if number else text)
+        return [*out, f"    k = i32(k + i32({self._slots}))"]
+
+    def _places(self) -> list[str]:
+        return [
+            "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
+            "warp, g, t = t >> i32(5), (t >> i32(2)) & i32(7), t & i32(3)",
+            "if warp >= total:",
+            "    return",
+            "octet = divide(warp, groups_m, groups_s)",
+            f"c = i32(i32((warp - octet * groups) * i32({4 * self.lanes})) + t * i32({self.lanes}))",
+            "rectangle = i32(i32(octet * i32(8)) + g)",
+            "real = i32(rectangle < rectangles)",
+            "rectangle = select(real != 0, rectangle, i32(rectangles - i32(1)))",
+            *place("rows", self.columns),
+            # Nothing is stored of a rectangle too many, and what is read in place of what is not there is masked.
+            "p0 = select(real != 0, p0, P)",
+            "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
+            "known = select(inside != 0, c, i32(0))",
+            f"base = x + (i64(n) * i64(xn) + i64(known)) * i64({SIZE})",
+        ]
+
+    def _matrices(self) -> list[str]:
+        """Lane (g, t) has numbers 2 * t and 2 * t + 1 of column g of a matrix of weights."""
+        return [
+            f"filters = w + i64(known) * i64({SIZE})",
+            "diagonal = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
+            "diagonal = select(i32(g >> i32(1)) == t, i32(diagonal & i32(-inside)), i32(0))",
+        ]
+
+    def _columns(self) -> list[str]:
+        out = []
+        for j in range(self._width):
+            out += [
+                f"present = within(i32(x0 + i32({j})), i32(0), W)",
+                f"mask_w{j} = i32(-i32(present & inside))",
+                f"column{j} = i32(select(present != 0, i32(x0 + i32({j})), i32(0)) * xw)",
+            ]
+        return out
+
+    def _weights(self) -> list[str]:
+        out = []
+        for r in range(self.taps[0]):
+            for s in range(self.taps[1]):
+                at = f"i64(i32(i32(i32({r}) * wr) + i32(i32({s}) * ws)))"
+                out.append(f"w{r}_{s} = take(read(filters + {at} * i64({SIZE})), diagonal, diagonal)")
+        return out
+
+    def _read_row(self, u: int, step: str) -> list[str]:
+        """Row u of those of x that the step brings."""
         return [
             f"h = i32(h0 + i32({step} * sh) + i32({u}))",
             "present = within(h, i32(0), H)",
             f"mask_h{u} = i32(-present)",
             "line = i32(select(present != 0, h, i32(0)) * xh)",
-            *(f"x{u}_{j} = read(base + i64(i32(line + column{j})) * i64({SIZE}))" for j in range(width)),
+            *(f"x{u}_{j} = read(base + i64(i32(line + column{j})) * i64({SIZE}))" for j in range(self._width)),
         ]
 
-    def advance(number: int) -> list[str]:
+    def _step(self, number: int) -> list[str]:
         """Step k + number: the row of y that begins there has accumulators `number`, the one before it those before."""
-        text = [f"a{number}_{q} = zeros()" for q in pairs]
+        text = [f"a{number}_{q} = zeros()" for q in self._pairs]
         ahead = f"i32(k + i32({number + 1}))"
-        for u in fresh:
-            for j in met:
-                both = (f"take(x{u}_{i}, mask_w{i}, mask_h{u})" for i in (j, j + stride))
+        met = sorted({q * self.stride + s for q in self._pairs for s in range(self.taps[1])})
+        for u in range(self.stride):
+            for j in met:  # neighbouring pairs of columns meet in the same two columns of x
+                both = (f"take(x{u}_{i}, mask_w{i}, mask_h{u})" for i in (j, j + self.stride))
                 text.append(f"v{j} = {' + '.join(both)}")
-            text += [f"if {ahead} < steps:", *(f"    {line}" for line in read_row(u, ahead))]
-            live = [((number - d) % slots, u + d * stride) for d in range(slots) if u + d * stride < taps_h]
-            for taps in halves:
-                for q in pairs:
-                    vectors = " + ".join(f"v{q * stride + s}" for s in taps)
-                    for a, r in live:
-                        weights = " + ".join(f"w{r}_{s}" for s in taps)
-                        text.append(f"a{a}_{q} = multiply_diagonal(a{a}_{q}, {vectors}, {weights})")
-        done = " + ".join(f"a{(number + 1) % slots}_{q}" for q in pairs)
-        text += [f"p = i32(k + i32({number + 1 - slots}))", "if p >= 0:"]
-        return text + [f"    {line}" for line in stores("p", columns, done)]
+            text += [f"if {ahead} < steps:", *indented(self._read_row(u, ahead))]
+            text += self._products(number, u)
+        done = " + ".join(f"a{(number + 1) % self._slots}_{q}" for q in self._pairs)
+        text += [f"p = i32(k + i32({number + 1 - self._slots}))", "if p >= 0:"]
+        return [*text, *indented(stores("p", self.columns, done))]
 
-    out = [
-        "t = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)",
-        "warp, g, t = t >> i32(5), (t >> i32(2)) & i32(7), t & i32(3)",
-        "if warp >= total:",
-        "    return",
-        "octet = divide(warp, groups_m, groups_s)",
-        f"c = i32(i32((warp - octet * groups) * i32({4 * lanes})) + t * i32({lanes}))",
-        "rectangle = i32(i32(octet * i32(8)) + g)",
-        "real = i32(rectangle < rectangles)",
-        "rectangle = select(real != 0, rectangle, i32(rectangles - i32(1)))",
-        *place("rows", columns),
-        # Nothing is stored of a rectangle too many, and what is read in place of what is not there is masked.
-        "p0 = select(real != 0, p0, P)",
-        "inside = within(c, i32(0), padded)",  # y may be padded further than x and w
-        "known = select(inside != 0, c, i32(0))",
-        f"base = x + (i64(n) * i64(xn) + i64(known)) * i64({SIZE})",
-        f"filters = w + i64(known) * i64({SIZE})",
-        # Lane (g, t) has numbers 2 * t and 2 * t + 1 of column g of a matrix of weights.
-        "diagonal = select(g & i32(1) == i32(0), i32(0xffff), i32(-0x10000))",
-        "diagonal = select(i32(g >> i32(1)) == t, i32(diagonal & i32(-inside)), i32(0))",
-    ]
-    for j in range(width):
-        out += [
-            f"present = within(i32(x0 + i32({j})), i32(0), W)",
-            f"mask_w{j} = i32(-i32(present & inside))",
-            f"column{j} = i32(select(present != 0, i32(x0 + i32({j})), i32(0)) * xw)",
-        ]
-    out.append(f"steps = i32(rows + i32({slots - 1}))")
-    out += [line for u in fresh for line in read_row(u, "i32(0)")]
-    for r in range(taps_h):
-        for s in range(taps_w):
-            at = f"i64(i32(i32(i32({r}) * wr) + i32(i32({s}) * ws)))"
-            out.append(f"w{r}_{s} = take(read(filters + {at} * i64({SIZE})), diagonal, diagonal)")
-    out += [f"a{number}_{q} = zeros()" for number in range(slots) for q in pairs]
-    out += ["k = i32(0)", "while k < steps:"]
-    for number in range(slots):
-        text = advance(number)
-        if number:
-            text = [f"if i32(k + i32({number})) < steps:", *(f"    {line}" for line in text)]
-        out += [f"    {line}" for line in text]
-    return [*out, f"    k = i32(k + i32({slots}))"]
+    def _products(self, number: int, u: int) -> list[str]:
+        """Row u times those of the filter that rows of y under way have there: two taps at once, and the last by itself."""
+        stride, (taps_h, taps_w) = self.stride, self.taps
+        live = [((number - d) % self._slots, u + d * stride) for d in range(self._slots) if u + d * stride < taps_h]
+        text = []
+        for taps in (range(s, min(s + 2, taps_w)) for s in range(0, taps_w, 2)):
+            for q in self._pairs:
+                vectors = " + ".join(f"v{q * stride + s}" for s in taps)
+                for a, r in live:
+                    weights = " + ".join(f"w{r}_{s}" for s in taps)
+                    text.append(f"a{a}_{q} = multiply_diagonal(a{a}_{q}, {vectors}, {weights})")
+        return text

@@ -22,7 +22,7 @@ from tccompile.ir.extent import Extent, Shape, UndecidedError, ceil_div, divides
 from tccompile.ir.ops import Attention, Conv, Gemm, Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
-from tccompile.ir.types import DType
+from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels.codegen import (
     Lines,
     Parameters,
@@ -361,7 +361,15 @@ def build(params: tuple[Value, ...], rows: int = 1, space: str = "global") -> tu
     return device_function(found.function), types_of(found.kinds)
 
 
-def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> tuple[Any, tuple[Any, ...]]:
+def rectifies(params: tuple[Value, ...]) -> bool:
+    """Whether what is stored are floats of 8 bits behind ReLU, which an instruction that rounds to them computes too."""
+    form = Form.decoded(params)
+    return form.y.dtype in FLOAT8 and form.expr.fn == "relu"
+
+
+def build_results(
+    params: tuple[Value, ...], rows: int = 2, groups: int = 1, rectified: bool = True
+) -> tuple[Any, tuple[Any, ...]]:
     """As `build`, for a kernel that reads and stores by itself what differs by row, of some rows.
 
     results(acc, c, e)         rows · `lanes` float32 of acc, those of one row after those of another → as many that y is to hold,
@@ -370,9 +378,17 @@ def build_results(params: tuple[Value, ...], rows: int = 2, groups: int = 1) -> 
                                8 · groups
     results(acc, added, c, e)  where a load differs by row: `added` has its values in the order of `acc`, as `load_added` gives
                                them
+
+    rectified  whether results are those behind ReLU where the epilogue `rectifies`, or before it
     """
-    found = source(Form.decoded(params), rows, stores=False, groups=groups)
+    form = Form.decoded(params) if rectified else _before_relu(params)
+    found = source(form, rows, stores=False, groups=groups)
     return device_function(found.function), types_of(found.kinds)
+
+
+def _before_relu(params: tuple[Value, ...]) -> Form:
+    form = Form.decoded(params)
+    return replace(form, expr=form.expr.args[0]) if rectifies(params) else form
 
 
 def adds_floats(form: Form) -> bool:
@@ -399,13 +415,14 @@ def floats_added(params: tuple[Value, ...], n: int) -> Any:
     return memory.floats(read.dtype, n)
 
 
-def build_kept(params: tuple[Value, ...], rows: int = 2) -> tuple[Any, Any, tuple[Any, ...]]:
+def build_kept(params: tuple[Value, ...], rows: int = 2, rectified: bool = True) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `build_results`, for a kernel that stays with its columns.
 
     kept(c, e)                what is read for channels c … c + lanes - 1 of every row
     results(acc, read, c, e)  `read`: what `kept` gave for the same c; with `added` before it, as there
     """
-    found = source(Form.decoded(params), rows, stores=False, keeps=True)
+    form = Form.decoded(params) if rectified else _before_relu(params)
+    found = source(form, rows, stores=False, keeps=True)
     assert found.kept
     return device_function(found.kept), device_function(found.function), types_of(found.kinds)
 

@@ -19,7 +19,6 @@ from tccompile.ir.ops import Conv, Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import divider
 from tccompile.kernels.depthwise import BYTES, filter_of, image
 from tccompile.kernels.depthwise_bytes import COLUMNS, OPERANDS, functions, parts_of, products_of, unfit
 from tccompile.kernels.depthwise_bytes import EACH as EIGHT
@@ -33,12 +32,15 @@ from tccompile.kernels.depthwise_bytes_sm90 import (
     Walking,
     most_held,
     over,
+    shared_out,
     shares,
+    unboxed,
 )
 from tccompile.kernels.depthwise_bytes_sm90 import CHOSEN as OF_TILE
 from tccompile.kernels.depthwise_bytes_sm90 import NUMBERS as OF_DEPTHWISE
 from tccompile.kernels.depthwise_sm90_walk import constant, elsewhere
-from tccompile.kernels.parts.maps import image_map, unmapped
+from tccompile.kernels.gemm_sm90_cost import slots_of
+from tccompile.kernels.parts.maps import image_map
 from tccompile.kernels.ptx.atoms import FROM
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Function, Joint, Launch, Ptr, Value, Work, code, memory_us
@@ -160,13 +162,8 @@ class ExpandSm90(Joint):
         if (reason := elsewhere(arch) or unfit(second, program, arch) or _unmade(first, second, program)) is not None:
             return reason
         x, y, made = (program.tensors[name] for name in (first.x, second.y, first.y))
-        if x.rank != 4 or len(set(filter_of(program.tensors[second.w]))) > 1:
-            return "it goes along a line: its boxes are of images"
-        if reason := unmapped((x, y), program):
+        if reason := unboxed(x, program.tensors[second.w], y, program):
             return reason
-        for t in (x, y):
-            if t.strides[1] != 1 or any(t.dtype.size * s % 16 for s in (t.offset, *(t.strides[a] for a in (0, 2, 3)))):
-                return f"pixels of {t.name} do not begin at multiples of 16 bytes"
         if next(_tiles(first, second, program, arch), None) is None:
             return f"boxes of {x.name} and of {made.name} do not fit {arch.smem_block} bytes of shared memory"
         return None
@@ -187,9 +184,11 @@ class ExpandSm90(Joint):
         chunks, tiles, parts = shares(second, program, tile, config["held"], arch)
         turns, clock = ceil_div(tiles, parts), arch.fp32_tflops * 1e6 / 2 / 128 / arch.sms
         # Cycles of 128 results: of the 1×1 convolution, whose warps find pixels' places for some products each; of the other one.
-        made = 16 + 12 / tile.each + 9 * ceil_div(tile.deep, DEEP)
+        of_first, of_second = (own.slot * slots_of(op.epilogue.expr, program.tensors[op.y].dtype, arch) for op in ops)
+        made = 16 + 12 / tile.each + 9 * ceil_div(tile.deep, DEEP) + of_first
         halves = own.half if tile.size > 1 else 0.0
-        row = (20 + halves + 9 * len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))) * tile.lanes / EIGHT
+        products = len(products_of(tile.taps, parts_of(tile.taps, tile.stride)))
+        row = (20 + halves + 9 * products + of_second) * tile.lanes / EIGHT
         eights = tile.eights * tile.channels // ROW
         busy = turns * ceil_div(chunks * parts, arch.sms) * (eights * made + tile.groups * tile.octets * tile.rows * row) / 4
         alone = ceil_div(eights, tile.warps) * made + ceil_div(tile.octets, tile.along) * tile.rows * row
@@ -200,25 +199,19 @@ class ExpandSm90(Joint):
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         first, second = ops
         assert isinstance(first, Conv) and isinstance(second, Conv)
-        x, v, w, y = (program.tensors[name] for name in (first.x, first.w, second.w, second.y))
+        x, v, y = (program.tensors[name] for name in (first.x, first.w, second.y))
         if 0 in y.shape:
             return Work(())
         tile = tile_of(first, second, program, config)
         specs = [epilogue.describe(op, program, epilogue.frame_of(op, program), 1) for op in ops]
-        chunks, tiles, parts = shares(second, program, tile, config["held"], arch)
-        across, down = (ceil_div(n, of) for n, of in zip(y.shape[:1:-1], (tile.columns, tile.height), strict=True))
-        numbers = (
-            *(chunks, *divider(chunks), parts, tiles),
-            *(across, *divider(across), down, *divider(down)),
-            *(second.pads[0], second.pads[1], w.strides[2], w.strides[3], w.padded[0]),
-            *(x.shape[2], x.shape[3], v.strides[0], v.padded[0]),
-        )
+        blocks, numbers = shared_out(second, program, tile, config["held"], arch)
+        numbers += (x.shape[2], x.shape[3], v.strides[0], v.padded[0])
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, **{name: getattr(tile, name) for name in PARAMS}, held=config["held"],
                 ahead=constant(first, program) and constant(second, program), epilogues=tuple(spec.params for spec in specs),
             ),
-            grid=(chunks * parts, 1, 1),
+            grid=(blocks, 1, 1),
             block=tile.threads,
             args=(
                 image_map(x, x.padded[1], (tile.deep, tile.columns_in, tile.rows_in, tile.images), 0),

@@ -9,19 +9,18 @@ Weights that are 2:4 may come compressed: half of their values, and the places o
 operand, so operands are swapped, and a stage has 64 bytes of weights beside 128 of A's K.
 
 Operands are halves; or integers of 8 bits, signed or not each, which lie along K. Sums are then int32 until the epilogue takes
-them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are roughly
-kept, so those of each stage are added up in float32 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or
-of a warpgroup alone while it multiplies the next stage (`Overlapped`); those of a K of one stage are all. All that is counted in
-bytes of K is the same for all of them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no
-box reaches beyond K.
+them, as int64 or each rounded once to float32. Or they are floats of 8 bits along K, of either kind each: their sums are
+roughly kept, so those of each stage, or of two where results have 8 bits too, are added up in float32
+(`parts.accumulator.Promoted`), in tiles of half as many columns at most, or of a warpgroup alone while it multiplies the next
+stage (`Overlapped`); where there are no more stages these are all. All that is counted in bytes of K is the same for all of
+them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
 fill tiles of 56 or 200 rows, and a few rows waste nothing. The accumulators are then the tile turned over. Copies and warpgroups
-meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for, or, of 8 bits, so few that the next
-launch's blocks find room `beside` these, and have their weights when these end. With `split` > 1, the blocks of a cluster share
-one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the rows, in a
-fixed order.
+meet in a ring of `stages` buffers, each 128 bytes of K wide: as many as there is room for. With `split` > 1, the blocks of a
+cluster share one tile: each sums a part of K, then all read the others' sums from their shared memory, each for its share of the
+rows, in a fixed order.
 
 With 2:4 weights whose sums are rough, two blocks of a cluster may have tiles of the same rows side by side: each copies half of
 the rows to both (`shared`).
@@ -50,20 +49,23 @@ from tccompile.ir.sparse import ROWS
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, turned_results
+from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, gathered, turned_results
 from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
+    EVEN,
+    NARROW,
     SHARED,
+    STAGES,
     SWAPPED,
     TILES,
     Tile,
     in_eights,
-    in_the_way,
     overlapping,
     resident,
     room_for,
     shortened,
     sparse_tiles,
+    stages_at_most,
     swapped_rows,
     tile,
 )
@@ -201,7 +203,8 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     im2col, chunk, k_major, constant = copied
     a, b = t.operands(im2col, chunk, k_major)
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
-    product = accumulator(*((b, a) if t.swapped else (a, b)), ring, t.places, t.blocks, t.overlaps, t.short, t.promoted)
+    sides = (b, a) if t.swapped else (a, b)
+    product = accumulator(*sides, ring, t.places, t.blocks, t.overlaps, t.short, t.promoted, t.in_pairs)
     producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
     results = _results(t, batch, params)
     produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)
@@ -314,7 +317,9 @@ class Hopper(OneWay):
     def configs_of(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         problem, how = self._described(way, program)
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
-        room = room_for(how.promoted)
+        boxed = boxed_results(way, program, problem, 1)
+        promoted = how.promoted(boxed.size if boxed else RESULT)
+        room = room_for(promoted)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
             for bm, every in TILES.items()
@@ -326,7 +331,7 @@ class Hopper(OneWay):
         candidates += [
             {"bm": bm, "bn": bn, "split": split, "swapped": True}
             for bn in (SWAPPED if how.k_major[0] else ())
-            for bm in filter(takes, swapped_rows(bn, how.smooth and problem.stored > 64, how.promoted))
+            for bm in filter(takes, swapped_rows(bn, self._more_rows(problem, how), promoted))
             if room(bn, bm)
             if (bm == 8 or bm < 2 * problem.rows) and (bn == 64 or bn < 2 * problem.stored)
             for split in (1, 2, 4, 8)
@@ -334,7 +339,7 @@ class Hopper(OneWay):
         large = ceil_div(problem.rows, 128) * ceil_div(problem.stored, 128) * problem.batches > arch.sms
         if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
-        if how.promoted:
+        if promoted:
             candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
         fits = self._takes(way, program)
         candidates = list(filter(fits, candidates))
@@ -344,24 +349,18 @@ class Hopper(OneWay):
         halved = [c for c in halved if twice(c["bn"], c["bm"])]
         halved += [c for c in self._sparse_only(way, program, arch) if fits(c)]
         sparse = [{**c, "sparse": True} for c in halved] if self._compressed(way, program) else []
-        boxed = boxed_results(way, program, problem, 1)
         if boxed is not None and boxed.size < RESULT:  # compressed weights come in their own order
             sparse = [c for c in sparse if c["split"] > 1]
-        dense = [self._beside(way, program, c, arch) for c in candidates]
-        for ranked in (sorted(dense, key=costs), sorted(sparse, key=costs)):
+        for ranked in (sorted(candidates, key=costs), sorted(sparse, key=costs)):
             yield from ranked[:CHEAPEST]
             blocks = [ceil_div(problem.rows, c["bm"]) * ceil_div(problem.stored, c["bn"]) * c["split"] for c in ranked]
             yield from (c for i, c in enumerate(ranked) if i >= CHEAPEST and blocks[i] < min(blocks[:i]))
 
-    def _beside(self, way: Op, program: Program, config: Config, arch: Arch) -> Config:
-        """The config, or the same with room for blocks of the next launch: of operands of which few stages are most of K, so that
-        it costs less than it brings."""
-        problem, how = self._described(way, program)
-        if not how.smooth or config["split"] > 1 or config.get("teams") or problem.w.storage not in program.constants:
-            return config
-        blocks = ceil_div(problem.rows, config["bm"]) * ceil_div(problem.stored, config["bn"]) * problem.batches
-        t = _tile(config, arch, how, boxed_results(way, program, problem, 2))
-        return {**config, "beside": True} if in_the_way(t, blocks, arch) else config
+    def _more_rows(self, problem: Problem, how: Copies) -> dict[int, tuple[int, ...]]:
+        """Rows of tiles with swapped operands that are for these sizes, by columns."""
+        if not how.smooth:
+            return {}
+        return EVEN if problem.stored > 64 else NARROW if problem.integers else {}
 
     def _sparse_only(self, way: Op, program: Program, arch: Arch) -> Iterator[Config]:
         """The configs that are for 2:4 weights alone. Places are there for whole groups of weights, and what is added to results
@@ -389,10 +388,26 @@ class Hopper(OneWay):
             if config["split"] > 1:  # each block of a cluster has two steps at least
                 return config["bm"] * config["bn"] <= 128 * 128 and how.steps >= 2 * config["split"]
             if config.get("teams"):
-                return how.size == 1 and not how.promoted and boxed is not None and boxed.added is None and boxed.size == 1
+                return (
+                    how.size == 1
+                    and boxed is not None
+                    and not how.promoted(boxed.size)
+                    and boxed.added is None
+                    and boxed.size == 1
+                )
             return turned or not config.get("swapped")
 
         return takes
+
+    def shareable_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        problem, how = self._described(way, program)
+        if config.get("sparse"):
+            return
+        more = {"stages": STAGES} if stages_at_most(config, how.steps) < STAGES else {}
+        if more:
+            yield {**config, **more}
+        if isinstance(way, Conv) and gathered(problem, program):
+            yield {**config, **more, "gathered": True}
 
     def without_zeros(self, op: Op, program: Program, arch: Arch) -> str | None:
         if reason := self.supports(op, program, arch):
@@ -411,7 +426,7 @@ class Hopper(OneWay):
     @remembered
     def _costs(self, way: Op, program: Program, arch: Arch) -> Callable[[Config], float]:
         """The cost of each config, which is asked for again once the best are known."""
-        problem, how = self._described(way, program)
+        problem, _ = self._described(way, program)
         own, boxed = measured(arch).gemm_sm90, boxed_results(way, program, problem, 2)
         constant = problem.w.storage in program.constants
         loads = len(epilogue.loads_by_row(way, program))
@@ -431,7 +446,7 @@ class Hopper(OneWay):
             return known[key]
 
         def estimated(config: Config) -> float:
-            read = sparse if sparse and config.get("sparse") else how
+            read = self._read(way, program, config)
             moved, doubt = (moving - fewer, DOUBT) if read.places else (moving, 1.0)
             t = _tile(config, arch, read, boxed)
             computing = time_us(problem, read, t, arch, loads, biased, constant, slots)
@@ -447,11 +462,8 @@ class Hopper(OneWay):
         self, way: Op, program: Program, config: Config, arch: Arch
     ) -> tuple[Copies, Tile, Boxed | None, epilogue.EpilogueSpec, Code]:
         """How a config reads its operands, its tile, how results go to y, and the code for that."""
-        problem, how = self._described(way, program)
-        if config.get("sparse"):
-            sparse = self._compressed(way, program)
-            assert sparse, "the weights have no 2:4 form"
-            how = sparse
+        problem, _ = self._described(way, program)
+        how = self._read(way, program, config)
         boxed = boxed_results(way, program, problem, 1 if config.get("swapped") else 2) if config["split"] == 1 else None
         t = _tile(config, arch, how, boxed)
         if t.eights:
@@ -477,11 +489,23 @@ class Hopper(OneWay):
             **({"overlaps": True} if t.overlaps else {}),
             **({"short": t.short} if t.short else {}),
             **({"once": True} if t.once else {}),
+            **({"in_pairs": True} if t.in_pairs else {}),
             **({"shared": t.shared} if t.shared > 1 else {}),
             rows=t.rows(spec.form.loads_by_row),
             epilogue=spec.params,
         )
         return how, t, boxed, spec, made
+
+    def _read(self, way: Op, program: Program, config: Config) -> Copies:
+        """How a config reads the operands."""
+        problem, how = self._described(way, program)
+        found: Copies | None = how
+        if config.get("sparse"):
+            found = self._compressed(way, program)
+        elif config.get("gathered"):
+            found = gathered(problem, program)
+        assert found, f"the operands cannot be read as {config} says"
+        return found
 
     def codes_of(self, way: Op, program: Program, config: Config, arch: Arch) -> frozenset[Code]:
         return frozenset([self._laid_out(way, program, config, arch)[-1]])
@@ -507,7 +531,11 @@ class Hopper(OneWay):
     def build(self, arch: Arch, **params: Any) -> Function:
         added = params["boxed"] and epilogue.Form.decoded(params["epilogue"]).loads_by_row > 0
         chosen = {name: params[name] for name in ("bm", "bn", "stages", "split", "swapped", "boxed", "kinds", "result", "sparse")}
-        more = {name: params[name] for name in ("teams", "eights", "overlaps", "short", "once", "shared") if name in params}
+        more = {
+            name: params[name]
+            for name in ("teams", "eights", "overlaps", "short", "once", "in_pairs", "shared")
+            if name in params
+        }
         t = Tile(**chosen, added=added, **more)
         copied = params["im2col"], params["chunk"], params["k_major"], params["constant"]
         blocks = resident(t, arch) if t.paired or t.eights else 1  # more registers than it needs would leave one of them room

@@ -14,7 +14,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import divider
-from tccompile.kernels.gemm_sm90_tile import Tile
+from tccompile.kernels.gemm_sm90_tile import Tile, stages_at_once
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem
 from tccompile.kernels.parts.maps import may_move, unmapped
 from tccompile.kernels.parts.operands import BLOCK, ROW, STEP, UNIT
@@ -76,10 +76,10 @@ class Copies:
         """Stages along K."""
         return ceil_div(self.depth, self.whole)
 
-    @property
-    def promoted(self) -> bool:
-        """Whether sums of a stage are rough, and there are more stages: see `parts.accumulator.Promoted`."""
-        return group_atom(*self.kinds).rough and (self.steps > 1 or self.places is not None)
+    def promoted(self, result: int) -> bool:
+        """Whether sums are rough, of more stages than are made at once for results of so many bytes: see
+        `parts.accumulator.Promoted`."""
+        return group_atom(*self.kinds).rough and (self.steps > stages_at_once(self.kinds, result) or self.places is not None)
 
     @property
     def smooth(self) -> bool:
@@ -192,6 +192,17 @@ def copies(problem: Problem, program: Program) -> Copies | str:
     if batches > 1:
         return f"its rows {problem.pixels} lie at more than one stride, in each of {batches} batches"
     return _by_im2col(problem, b)
+
+
+@remembered
+def gathered(problem: Problem, program: Program) -> Copies | None:
+    """The maps by which a convolution's window of one element is read as larger ones are, a whole stage at a time; None where it
+    is read so anyway, or cannot be, or where operands have 8 bits."""
+    found = copies(problem, program)
+    if isinstance(found, str) or found.im2col or found.size != 2 or found.k_major != (True, True) or problem.batches > 1:
+        return None
+    how = _by_im2col(problem, found.b)
+    return how if isinstance(how, Copies) and how.chunk == how.whole else None
 
 
 @remembered

@@ -55,7 +55,8 @@ def time_us(
 
     Fitted on an H200 to 6100 times of 1120 convolutions and GEMMs, each launched several times in a row by programmatic edges,
     and with swapped operands to 13600 times of 1258, from which it is 15 % off (in the mean of squares). Its choices are 3 %
-    slower than the best of those measured. Boxes of bytes: 193 times of 17 convolutions on an H100. Clusters of eight: whole
+    slower than the best of those measured. Of halves in im2col boxes 841 times again, 13 % off, choices 3 % slower than the best
+    where they were 4 %. Boxes of bytes: 193 times of 17 convolutions on an H100. Clusters of eight: whole
     inferences of bert_base. The constants are near what they stand for, at the clock that a GPU keeps under load.
     """
     own = measured(arch).gemm_sm90
@@ -66,8 +67,11 @@ def time_us(
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
     narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
-    row_a = own.gathering * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk) if how.im2col else row_b
-    strided = how.im2col and how.size == 2 and 2 * how.chunk == how.whole and problem.strides == (2, 2)
+    gathered = how.im2col and how.size == 2
+    if gathered:
+        row_b = own.gathered_cycles
+    row_a = _gathering(problem, how, t, own) if how.im2col else row_b
+    strided = gathered and 2 * how.chunk == how.whole and problem.strides == (2, 2)
     row_a *= own.strided if strided else 1.0
     copying = max(t.bm * row_a + t.bn * row_b, own.box_cycles * how.boxes_of_stage(t))
     if how.size == 1 and how.im2col and how.chunk <= STEP:
@@ -75,8 +79,8 @@ def time_us(
     part = 1.0 if how.im2col else how.chunk / how.whole  # of a stage, what comes
     left, right = t.product
     multiplying = multiplying_cycles(left, right, t.sparse) * part
-    if t.promoted:  # an instruction of CUDA cores for each of a warp's sums, by count
-        multiplying *= own.rough_alone if left * together == 64 else own.rough
+    if t.promoted:
+        multiplying *= _adding(t, own, left * together == 64)
     rows = left // 2 if t.sparse else left  # of 128 bytes
     sharing = (2 * rows + right + left // 64 * right) * part
     busy = 1 + own.power * max(sharing / multiplying - 1, 0)
@@ -84,7 +88,8 @@ def time_us(
     # Of a copy: from the L2 cache, if another block has the same columns
     latency = (own.latency_us + own.queue * copying / own.copy_cycles_us) / tiles_m
     clock = measured(arch).cycles_us
-    engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / own.share_cycles_us
+    shared_us = own.share_gathered_cycles_us if gathered and t.split == 1 else own.share_cycles_us
+    engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / shared_us
     # Of halves, where only some multiprocessors have a block more than others, these are not much slower: they share what brings
     # data. Of clusters, which find room in few places, the last ones begin late
     load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 and how.size > 1 else together
@@ -92,7 +97,7 @@ def time_us(
     if t.shared > 1:
         step *= own.shared_rows
     if t.promoted:  # what a warpgroup adds up waits for its products, unless those of others keep Tensor Cores busy
-        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * (own.overlapping if t.overlaps else 1)
+        step += own.rough_us * max(0.0, 1 - multiplying * together / 512) * _waiting(t, own)
     # The last stage, where rows of tiled boxes reach beyond the channels: the copy engine is slow at these
     rest = (problem.padded - t.short // how.size) % how.chunk  # elements of K in that stage, 0 for all
     beyond = not how.im2col and how.k_major == (True, True) and rest > 0
@@ -101,8 +106,7 @@ def time_us(
     tail = max((t.bm + t.bn) * row / own.copy_cycles_us * together - step, 0) / t.split if beyond else 0.0
     # Weights that come while the launch before ends, as far as the ring takes them and blocks find room
     taken = min(max(own.room * blocks / arch.sms - own.full, 0.0), 1.0)
-    ahead = own.beside if t.beside else own.ahead * (1 - taken)
-    early = ahead * min(steps, t.stages) if constant else 0.0
+    early = own.ahead * (1 - taken) * min(steps, t.stages) if constant else 0.0
     # Of a tile's rows those that are stored: a warp does what it has of a warpgroup's, and 16 rows take as long as 64
     inside = 1.0 if t.swapped else min(1.0, (problem.rows if t.split > 1 else round_up(problem.rows, 64)) / t.bm)
     # A warpgroup alone takes longer than one beside another
@@ -111,12 +115,31 @@ def time_us(
     if t.split > 4:  # what clusters of eight blocks exchange, in a network
         storing += own.split_of_eight_us * min(t.bm, problem.rows) * t.bn / (128 * 128)
     storing += slots * t.bm * t.bn * inside * together / (128 * measured(arch).cycles_us)
-    if how.size == 1 and not how.im2col and t.split == waves == 1 and t.bm > t.bn == 128:
+    large = t.bm > 128 if t.bn == 128 else t.bm > 144 and together > 1
+    if how.size == 1 and not how.im2col and t.split == waves == 1 and large:
         storing *= own.at_once
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
     return waves * (summing + storing + own.strided_us * strided) - early * step
+
+
+def _adding(t: Tile, own: GemmSm90, alone: bool) -> float:
+    """How many times as long products take whose sums are added to others: by an instruction of CUDA cores for each sum."""
+    rate = own.rough_alone if alone else own.rough
+    return (1 + rate) / 2 if t.in_pairs else rate
+
+
+def _waiting(t: Tile, own: GemmSm90) -> float:
+    """How much of the wait for a stage's sums a tile has."""
+    return 0.5 if t.in_pairs else own.overlapping if t.overlaps else 1
+
+
+def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:
+    """Cycles of the copy engine for a row of a stage that comes in im2col boxes. Blocks that read the same rows at the same time,
+    for other columns, share what comes from the L2 cache."""
+    part = own.gathering if how.size == 1 else own.gathering_halves + own.gathering_apart / ceil_div(problem.stored, t.bn)
+    return part * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk)
 
 
 def _storing_us(t: Tile, own: GemmSm90, results: float, inside: float, loads: int, biased: bool) -> float:

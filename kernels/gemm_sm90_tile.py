@@ -35,15 +35,16 @@ LARGE = {64: (), 128: (176, 192)}
 LARGE_SPARSE = {128: (176, 208)}
 """The same for 2:4 weights: 4096³ in E4M3 takes 78.8 µs on an H200 with 208 rows, 79.6 with 176, 80.3 with 128, 81.8 with 200."""
 
-EVEN = {64: (96,), 128: ()}
+EVEN: dict[int, tuple[int, ...]] = {64: (96,)}
 """Rows beside those for operands of 8 bits and two tiles of columns: 14² pixels of 32 images are a tile for each multiprocessor
 of an H200."""
 
-FEWEST = 3
-"""Stages of a tile that leaves room beside its block: see `in_the_way`."""
+STAGES = 8
+"""Stages that a tile has at most."""
 
-MOST_BESIDE = 144
-"""Columns of sums that a warpgroup may have twice beside another such block: what else it needs fits 24 registers there."""
+NARROW: dict[int, tuple[int, ...]] = {64: (192,)}
+"""The same for one tile of columns, of integers, which cannot be multiplied in 200 rows: floats of 8 bits with these take 6.1 µs
+for 256 → 64 channels of 32 images of 56² pixels on an H200, and 8.1 with 112."""
 
 SHARED = (176, 192, 208)
 """Rows of tiles of 128 columns of 2:4 weights in which two blocks of a cluster copy half of the rows for each other: where sums
@@ -55,9 +56,18 @@ PIECES = 3
 MOST_SUMS = {64: 192, 128: 208, 192: 128}
 """Rows of a product → columns at most where each thread has its sums twice: see `parts.accumulator.Promoted`."""
 
+AT_ONCE = 2
+"""Stages of floats of 8 bits whose sums Tensor Cores make at once where results have 8 bits, too: 256 products are off by 2.1e-3
+at worst, where all have one sign, and rounding to 8 bits by 2.6e-2."""
+
 MOST_OVERLAPPING = 112
 """The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
 multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
+
+
+def stages_at_once(kinds: tuple[str, str], result: int) -> int:
+    """Of how many stages Tensor Cores may add up products whose sums are rough, for results of so many bytes."""
+    return AT_ONCE if group_atom(*kinds).rough and result < RESULT else 1
 
 
 def overlapping(config: Mapping[str, Any]) -> bool:
@@ -71,9 +81,10 @@ def room_for(promoted: bool) -> Callable[[int, int], bool]:
     return lambda rows, columns: not promoted or columns <= MOST_SUMS.get(rows, 0)
 
 
-def swapped_rows(columns: int, even: bool, promoted: bool) -> tuple[int, ...]:
-    """Rows of tiles of so many columns with swapped operands; promoted: where each thread has its sums twice."""
-    return (*SWAPPED[columns], *(EVEN[columns] if even else ()), *(LARGE[columns] if promoted else ()))
+def swapped_rows(columns: int, more: Mapping[int, tuple[int, ...]], promoted: bool) -> tuple[int, ...]:
+    """Rows of tiles of so many columns with swapped operands; more: others, by columns; promoted: where each thread has its sums
+    twice."""
+    return (*SWAPPED[columns], *more.get(columns, ()), *(LARGE[columns] if promoted else ()))
 
 
 def sparse_tiles(kinds: tuple[str, str]) -> list[tuple[int, int]]:
@@ -96,8 +107,8 @@ class Tile:
     short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
     shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
-    once     whether there is but one stage, so that its sums are all of them, rough or not
-    beside   whether there are fewer stages, so that blocks of the next launch find room beside it and ask for their weights
+    once     whether there are so few stages that their sums are made at once, rough or not
+    in_pairs  whether rough sums are made of two stages at once
     """
 
     bm: int
@@ -115,8 +126,8 @@ class Tile:
     overlaps: bool = False
     short: int = 0
     once: bool = False
-    beside: bool = False
     shared: int = 1
+    in_pairs: bool = False
 
     @cached_property
     def atom(self) -> Atom:
@@ -275,6 +286,12 @@ class Tile:
         return self.layout.smem
 
 
+def stages_at_most(config: Mapping[str, Any], steps: int) -> int:
+    """So many as the config says, or STAGES, but not many more than a block's share of K can fill."""
+    each = ceil_div(steps, config["split"])
+    return config.get("stages") or (2 if each <= 2 else 4 if each <= 4 else STAGES)
+
+
 def tile(
     config: Mapping[str, Any],
     arch: Arch,
@@ -284,14 +301,15 @@ def tile(
     kinds: tuple[str, str] = ("f16", "f16"),
     result: int = RESULT,
 ) -> Tile:
-    """The tile with as many stages as shared memory holds, at most 8, and not many more than a block's share of K can fill."""
-    each = ceil_div(steps, config["split"])
-    most = 2 if each <= 2 else 4 if each <= 4 else 8
-    swapped, sparse, overlaps, beside = (config.get(name, False) for name in ("swapped", "sparse", "overlaps", "beside"))
-    once = steps == 1 and group_atom(*kinds).rough and not sparse
-    shape, room = (config["bm"], config["bn"], most, config["split"], swapped), room_beside(arch) if beside else arch.smem_block
-    more = sparse, config.get("teams", 1), False, overlaps, 0, once, beside, config.get("shared", 1)
-    return _fitting(room, *shape, boxed, added, kinds, result, *more)
+    """The tile with as many stages as shared memory holds, and `stages_at_most`."""
+    most = stages_at_most(config, steps)
+    swapped, sparse, overlaps = (config.get(name, False) for name in ("swapped", "sparse", "overlaps"))
+    rough = group_atom(*kinds).rough and not sparse
+    at_once = stages_at_once(kinds, result)
+    once, in_pairs = rough and steps <= at_once, rough and 1 < at_once < steps and not overlaps
+    shape = config["bm"], config["bn"], most, config["split"], swapped
+    more = sparse, config.get("teams", 1), False, overlaps, 0, once, config.get("shared", 1), in_pairs
+    return _fitting(arch.smem_block, *shape, boxed, added, kinds, result, *more)
 
 
 @cache  # also since a tile remembers what was computed of it
@@ -318,20 +336,6 @@ def shortened(t: Tile, short: Extent) -> Tile:
 @cache
 def _shortened(t: Tile, short: int) -> Tile:
     return replace(t, short=short) if short else t
-
-
-def room_beside(arch: Arch) -> int:
-    """Bytes of shared memory of a block that leaves room for another one."""
-    return arch.smem_sm // 2 - KIB
-
-
-def in_the_way(t: Tile, blocks: int, arch: Arch) -> bool:
-    """Whether blocks of the next launch find room only as those of this tile end, of which a launch has one for most
-    multiprocessors, and would find it beside them if there were fewer stages."""
-    few = replace(t, stages=FEWEST)
-    two = resident(few, arch) > 1 or (t.promoted and t.product[0] == 64 and t.product[1] <= MOST_BESIDE and not t.overlaps)
-    fewer = t.stages > FEWEST and t.smem > room_beside(arch) >= few.smem and two
-    return fewer and 3 * arch.sms < 4 * blocks <= 4 * arch.sms
 
 
 def resident(t: Tile, arch: Arch) -> int:

@@ -144,7 +144,7 @@ class GemmThin(TextKernel):
         assert isinstance(problem, Problem)
         own, shape = measured(arch).gemm_thin, shape_of(problem, int(config["groups"]))  # type: ignore[arg-type]
         loads = len(epilogue.describe(op, program, epilogue.frame_of(op, program), shape.lanes).form.loads)
-        slots = slots_of(op.epilogue.expr, problem.y.dtype, arch)
+        slots = own.functions * slots_of(op.epilogue.expr, problem.y.dtype, arch)
         rows, warps = hint(problem.rows) * shape.shares, arch.sms * shape.resident(loads) * WARPS
         turns = ceil_div(rows, ROWS * shape.groups * warps)
         # Instructions for 16 rows: to ask for them, and of each 4 · lanes columns products and what becomes of two rows' results
@@ -202,76 +202,112 @@ class GemmThin(TextKernel):
         signature = {**parameters("address", "x, w"), **parameters("int", "rows, columns, x_row, w_row"), "e": stored.kinds}
         sums = "f32" if atom.acc == "f32" else "i32"
         taken = "i64" if form.taken is DType.I64 else "f32"
-        return KernelText(signature, lines(shape, sums, taken, atom.rough), scope, THREADS, shape.resident(len(form.loads)))
+        text = Writer(shape, sums, taken, atom.rough).lines()
+        return KernelText(signature, text, scope, THREADS, shape.resident(len(form.loads)))
 
 
-def lines(shape: Shape, sums: str, taken: str, rough: bool) -> list[str]:
-    """The kernel's source. Lane (g, t) has rows g and g + 8 of 16, and columns 4 · lanes · q + lanes · t and on of them."""
-    steps, groups, own = range(shape.steps), range(shape.groups), "first + " if shape.shares > 1 else ""
-    stride = ROWS * shape.groups
-    last = "i32(t < i32(2))" if shape.half else "i32(1)"
+@dataclass(frozen=True)
+class Writer:
+    """Writes the kernel's text. Lane (g, t) has rows g and g + 8 of 16, and columns 4 · lanes · q + lanes · t and on of them.
 
-    def there(s: int, row: str) -> str:
-        return f"{row} & {last}" if s == shape.steps - 1 else row
+    shape  what the text depends on
+    sums   the type of the instruction's sums, as text
+    taken  the type that the epilogue takes
+    rough  whether sums are promoted (`Atom.rough`)
+    """
 
-    def read(turn: int, at: str) -> list[str]:
-        text = []
-        for i in groups:
+    shape: Shape
+    sums: str
+    taken: str
+    rough: bool
+
+    def lines(self) -> list[str]:
+        """Rows are read one turn ahead, so the loop's text holds two turns."""
+        shape = self.shape
+        out = [*self._places(), *self._weights(), *self._read(0, "at"), "while at < rows:"]
+        for turn in range(2):
+            out += indented(self._read(1 - turn, "i32(at + stride)"))
+            for i in range(shape.groups):
+                out.append(f"    m = i32(at + g + i32({ROWS * i}))")
+                for q in range(shape.across):
+                    out += indented(self._multiply(turn, i, q))
+            out.append("    at = i32(at + stride)")
+        return out
+
+    @property
+    def _first(self) -> str:
+        """The block's first column, where blocks share them."""
+        return "first + " if self.shape.shares > 1 else ""
+
+    def _inside(self, s: int, row: str) -> str:
+        """Whether the lane's part of step s is there, if the row is: of the last step perhaps half."""
+        if s < self.shape.steps - 1:
+            return row
+        return f"{row} & {'i32(t < i32(2))' if self.shape.half else 'i32(1)'}"
+
+    def _places(self) -> list[str]:
+        shape, stride = self.shape, ROWS * self.shape.groups
+        out = [
+            "tid = i32(cuda.threadIdx.x)",
+            "lane, warp = tid & i32(31), tid >> i32(5)",
+            "g, t = lane >> i32(2), lane & i32(3)",
+            f"at = i32((i32(cuda.blockIdx.x) * i32({WARPS}) + warp) * i32({stride}))",
+            f"stride = i32(i32(cuda.gridDim.x) * i32({WARPS * stride}))",
+        ]
+        if self._first:
+            out.append(f"first = i32(i32(cuda.blockIdx.y) * i32({4 * shape.lanes * shape.across}))")
+        return out
+
+    def _weights(self) -> list[str]:
+        """All of the block's, which registers keep."""
+        shape, out = self.shape, []
+        for q in range(shape.across):
+            for j in range(shape.tiles):
+                of_tile = 4 * shape.lanes * q + 2 * j
+                out += [
+                    f"n = i32({self._first}(g >> i32(1)) * i32({shape.lanes}) + (g & i32(1)) + i32({of_tile}))",
+                    f"line = w + (i64(n) * i64(w_row) + i64(t)) * i64({PIECE})",
+                    "inside = i32(n < columns)",
+                ]
+                for s in range(shape.steps):
+                    words = f"b{q}_{j}_{s}_0, b{q}_{j}_{s}_1"
+                    out.append(f"{words} = read(line + i64({STEP * s}), {self._inside(s, 'inside')})")
+        return out
+
+    def _read(self, turn: int, at: str) -> list[str]:
+        out = []
+        for i in range(self.shape.groups):
             for r in range(2):
-                text += [
+                out += [
                     f"m = i32({at} + g + i32({ROWS * i + 8 * r}))",
                     "inside = i32(m < rows)",
                     f"line = x + (i64(m) * i64(x_row) + i64(t)) * i64({PIECE})",
                 ]
-                text += [
-                    f"v{turn}_{i}_{s}_{r}_0, v{turn}_{i}_{s}_{r}_1 = read(line + i64({STEP * s}), {there(s, 'inside')})"
-                    for s in steps
-                ]
-        return text
+                for s in range(self.shape.steps):
+                    words = f"v{turn}_{i}_{s}_{r}_0, v{turn}_{i}_{s}_{r}_1"
+                    out.append(f"{words} = read(line + i64({STEP * s}), {self._inside(s, 'inside')})")
+        return out
 
-    def multiply(turn: int, i: int, q: int) -> list[str]:
-        text = []
-        for j in range(shape.tiles):
-            acc = ", ".join(f"a{j}_{k}" for k in range(4))
-            for s in steps:
-                fresh = s % PROMOTED == 0 if rough else s == 0
-                name = acc if s < PROMOTED or not rough else ", ".join(f"p{k}" for k in range(4))
-                given = ", ".join([f"{sums}(0)"] * 4) if fresh else name
-                words = [f"v{turn}_{i}_{s}_{r}_{k}" for k in range(2) for r in range(2)]
-                text.append(f"{name} = multiply({given}, {', '.join(words)}, b{q}_{j}_{s}_0, b{q}_{j}_{s}_1)")
-                if name != acc and (s == shape.steps - 1 or (s + 1) % PROMOTED == 0):
-                    text += [f"a{j}_{k} += p{k}" for k in range(4)]
-        values = [f"{taken}(a{j}_{2 * r + k})" for r in range(2) for j in range(shape.tiles) for k in range(2)]
-        c = f"i32({own}t * i32({shape.lanes}) + i32({4 * shape.lanes * q}))"
-        return [*text, "if m < rows:", f"    store(({', '.join(values)}), m, i32(8), rows, {c}, e)"]
+    def _multiply(self, turn: int, i: int, q: int) -> list[str]:
+        shape = self.shape
+        out = [line for j in range(shape.tiles) for line in self._sum(turn, i, q, j)]
+        values = [f"{self.taken}(a{j}_{2 * r + k})" for r in range(2) for j in range(shape.tiles) for k in range(2)]
+        c = f"i32({self._first}t * i32({shape.lanes}) + i32({4 * shape.lanes * q}))"
+        return [*out, "if m < rows:", f"    store(({', '.join(values)}), m, i32(8), rows, {c}, e)"]
 
-    out = [
-        "tid = i32(cuda.threadIdx.x)",
-        "lane, warp = tid & i32(31), tid >> i32(5)",
-        "g, t = lane >> i32(2), lane & i32(3)",
-        f"at = i32((i32(cuda.blockIdx.x) * i32({WARPS}) + warp) * i32({stride}))",
-        f"stride = i32(i32(cuda.gridDim.x) * i32({WARPS * stride}))",
-    ]
-    if own:
-        out.append(f"first = i32(i32(cuda.blockIdx.y) * i32({4 * shape.lanes * shape.across}))")
-    for q in range(shape.across):
-        for j in range(shape.tiles):
-            of_tile = 4 * shape.lanes * q + 2 * j
-            out += [
-                f"n = i32({own}(g >> i32(1)) * i32({shape.lanes}) + (g & i32(1)) + i32({of_tile}))",
-                f"line = w + (i64(n) * i64(w_row) + i64(t)) * i64({PIECE})",
-                "inside = i32(n < columns)",
-            ]
-            out += [f"b{q}_{j}_{s}_0, b{q}_{j}_{s}_1 = read(line + i64({STEP * s}), {there(s, 'inside')})" for s in steps]
-    out += [*read(0, "at"), "while at < rows:"]
-    for turn in range(2):
-        out += indented(read(1 - turn, "i32(at + stride)"))
-        for i in groups:
-            out.append(f"    m = i32(at + g + i32({ROWS * i}))")
-            for q in range(shape.across):
-                out += indented(multiply(turn, i, q))
-        out.append("    at = i32(at + stride)")
-    return out
+    def _sum(self, turn: int, i: int, q: int, j: int) -> list[str]:
+        """Tile j's, over all steps; where they are rough, every PROMOTED steps are added up by themselves."""
+        out, last = [], self.shape.steps - 1
+        acc, part = (", ".join(f"{name}{k}" for k in range(4)) for name in (f"a{j}_", "p"))
+        for s in range(last + 1):
+            fresh = s % PROMOTED == 0 if self.rough else s == 0
+            name = part if self.rough and s >= PROMOTED else acc
+            given = ", ".join([f"{self.sums}(0)"] * 4) if fresh else name
+            words = [f"v{turn}_{i}_{s}_{r}_{k}" for k in range(2) for r in range(2)]
+            out.append(f"{name} = multiply({given}, {', '.join(words)}, b{q}_{j}_{s}_0, b{q}_{j}_{s}_1)")
+            if name == part and (s == last or (s + 1) % PROMOTED == 0):
+                out += [f"a{j}_{k} += p{k}" for k in range(4)]
+        return out
 
 
 class ConvThin(GemmThin):

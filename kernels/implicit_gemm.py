@@ -277,6 +277,12 @@ class OneWay(Kernel):
         found = [way for way in ways(op, program) if config.get("groups") == (way.groups if _is_joined(way, op) else None)]
         return any(self.refusal(way, program, arch) is None and self.takes_of(way, program, config, arch) for way in found)
 
+    def shareable(self, op: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        return self.shareable_of(_chosen(op, program, config), program, config, arch)
+
+    def shareable_of(self, way: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        return iter(())
+
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         return self.cost_of(_chosen(op, program, config), program, config, arch)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tccompile.ir.extent import Extent, Shape
+from tccompile.ir.extent import Extent, Shape, divides
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -144,7 +144,7 @@ def vectors(t: Tensor, axis: int, lanes: int) -> bool:
     """Whether `axis` is innermost, and all of `padded` can be read in vectors of `lanes` elements at aligned addresses."""
     others = [t.strides[a] for a in range(t.rank) if a != axis and t.padded[a] > 1]
     steps = [*others, t.offset, t.padded[axis]]
-    return (t.strides[axis] == 1 or t.padded[axis] == 1) and all(s % lanes == 0 for s in steps)
+    return (t.strides[axis] == 1 or t.padded[axis] == 1) and all(divides(lanes, s) for s in steps)
 
 
 def power(n: int) -> int:

@@ -9,8 +9,10 @@ product.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tccompile.arch import Arch
+from tccompile.ir.expr import Expr
 from tccompile.ir.extent import ceil_div
 from tccompile.ir.ops import Mlp, Op
 from tccompile.ir.program import Program
@@ -19,7 +21,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.codegen import Lines, decode, encode
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code
-from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
+from tccompile.kernels.text import Called, KernelText, TextKernel, indented, intrinsic, parameters
 
 WARPS = 16
 THREADS = 32 * WARPS
@@ -120,86 +122,143 @@ class MlpKernel(TextKernel):
             scope[f"read_{name}"] = intrinsic("ptx.memory.load_words", VECTOR * dtype.size // 4, "global.nc")
             scope[f"unpack_{name}"] = intrinsic("ptx.memory.floats", dtype, VECTOR)
         signature = {**parameters("address", ADDRESSES), **parameters("int", NUMBERS), "e": stored.kinds}
-        return KernelText(signature, lines(params), scope, THREADS)
+        x, w, v = (DType(params[name]) for name in ("x", "w", "v"))
+        bias = DType(params["bias"]) if params["bias"] else None
+        writer = Writer(x, w, v, params["rows"], params["turns"], params["whole"], bias, decode(params["hidden"]))
+        return KernelText(signature, writer.lines(), scope, THREADS)
 
 
-def lines(params: dict[str, Value]) -> list[str]:
-    """The kernel's source. Block: results blockIdx.x * RESULTS … of vector blockIdx.y."""
-    rows, turns = range(params["rows"]), range(params["turns"])
-    x, w, v = (DType(params[name]) for name in ("x", "w", "v"))
+@dataclass(frozen=True)
+class Writer:
+    """Writes the kernel's text. Block: results blockIdx.x * RESULTS … of vector blockIdx.y.
 
-    def words(name: str, dtype: DType) -> str:
-        return ", ".join(f"{name}[{k}]" for k in range(VECTOR * dtype.size // 4))
+    x, w, v  their types
+    rows     of w that a warp takes at once
+    turns    pieces of a row that a lane reads at once
+    whole    whether x is read by pieces, too, or one by one
+    bias     b's type, if there is one
+    hidden   what becomes of a sum of the first product
+    """
 
-    out = [
-        "tid, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)",
-        "lane, warp = tid & i32(31), tid >> i32(5)",
-        f"hidden = cuda.shared.array({HIDDEN + VECTOR}, f32)",
-        f"found = cuda.shared.array({RESULTS}, f32)",
-        f"first = i32(cuda.blockIdx.x * {RESULTS})",
-        f"own, part = i32(first + tid // i32({SHARING})), tid % i32({SHARING})",
-        f"v_from = v + i64(own) * (i64(v_row) * i64({v.size}))",
-        "v_end = v_chunks if own < columns else i32(0)",
-        f"ahead = read_v(v_from + i64(part) * i64({VECTOR * v.size}), i32(part < v_end))",
-        f"x_from = x + i64(image) * (i64(x_row) * i64({x.size}))",
-        f"if tid < i32({VECTOR}):",
-        "    hidden[units + tid] = f32(0)",  # the rest of the last vector, times zeros
-        f"row = warp * i32({len(rows)})",
-        "while row < units:",
-    ]
-    for r in rows:
-        out.append(f"    w{r} = w + i64(row + i32({r})) * (i64(w_row) * i64({w.size}))")
-        out.append(f"    end{r} = chunks if row + i32({r}) < units else i32(0)")
-        bias = "f32(0)"
-        if params["bias"]:
-            bias = f"read_bias(b + i64(row + i32({r})) * i64({DType(params['bias']).size}), lane == 0 and end{r} > 0)"
-        out.append(f"    a{r} = {bias}")
-    out += ["    k = lane", "    while k < chunks:"]
-    for u in turns:
-        out.append(f"        k{u} = i32(k + i32({32 * u}))")
-        out += [f"        p{u}_{r} = read_w(w{r} + i64(k{u}) * i64({VECTOR * w.size}), i32(k{u} < end{r}))" for r in rows]
-        if params["whole"]:
-            out.append(f"        x{u} = read_x(x_from + i64(k{u}) * i64({VECTOR * x.size}), i32(k{u} < chunks))")
-            continue
+    x: DType
+    w: DType
+    v: DType
+    rows: int
+    turns: int
+    whole: bool
+    bias: DType | None
+    hidden: Expr
+
+    def lines(self) -> list[str]:
+        return [*self._places(), *self._hidden_units(), "cuda.syncthreads()", *self._own_result(), *self._stored()]
+
+    def _places(self) -> list[str]:
+        """And the first weights of the second product, which need not wait for the first."""
+        size = self.v.size
+        return [
+            "tid, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.y)",
+            "lane, warp = tid & i32(31), tid >> i32(5)",
+            f"hidden = cuda.shared.array({HIDDEN + VECTOR}, f32)",
+            f"found = cuda.shared.array({RESULTS}, f32)",
+            f"first = i32(cuda.blockIdx.x * {RESULTS})",
+            f"own, part = i32(first + tid // i32({SHARING})), tid % i32({SHARING})",
+            f"v_from = v + i64(own) * (i64(v_row) * i64({size}))",
+            "v_end = v_chunks if own < columns else i32(0)",
+            f"ahead = read_v(v_from + i64(part) * i64({VECTOR * size}), i32(part < v_end))",
+            f"x_from = x + i64(image) * (i64(x_row) * i64({self.x.size}))",
+            f"if tid < i32({VECTOR}):",
+            "    hidden[units + tid] = f32(0)",  # the rest of the last vector, times zeros
+        ]
+
+    def _hidden_units(self) -> list[str]:
+        """All of them, since every result needs all: a warp takes `rows` at once, a0 … are its lanes' parts of their sums."""
+        return [
+            f"row = warp * i32({self.rows})",
+            "while row < units:",
+            *indented(self._biases()),
+            "    k = lane",
+            "    while k < chunks:",
+            *indented(indented(self._products())),
+            *indented([*self._over_lanes(), "if lane == 0:", *indented(self._keep())]),
+            f"    row = i32(row + i32({WARPS * self.rows}))",
+        ]
+
+    def _biases(self) -> list[str]:
+        out = []
+        for r in range(self.rows):
+            bias = "f32(0)"
+            if self.bias:
+                bias = f"read_bias(b + i64(row + i32({r})) * i64({self.bias.size}), lane == 0 and end{r} > 0)"
+            out += [
+                f"w{r} = w + i64(row + i32({r})) * (i64(w_row) * i64({self.w.size}))",
+                f"end{r} = chunks if row + i32({r}) < units else i32(0)",
+                f"a{r} = {bias}",
+            ]
+        return out
+
+    def _products(self) -> list[str]:
+        rows, out = range(self.rows), []
+        for u in range(self.turns):
+            out.append(f"k{u} = i32(k + i32({32 * u}))")
+            out += [f"p{u}_{r} = read_w(w{r} + i64(k{u}) * i64({VECTOR * self.w.size}), i32(k{u} < end{r}))" for r in rows]
+            out += self._read_x(u)
+        for u in range(self.turns):
+            one = ", ".join(f"x{u}_{i}" for i in range(VECTOR))
+            out.append(f"xs = unpack_x({_words(f'x{u}', self.x)})" if self.whole else f"xs = ({one})")
+            out += [f"a{r} = dot(a{r}, unpack_w({_words(f'p{u}_{r}', self.w)}), xs)" for r in rows]
+        return [*out, f"k = i32(k + i32({32 * self.turns}))"]
+
+    def _read_x(self, u: int) -> list[str]:
+        size, out = self.x.size, []
+        if self.whole:
+            return [f"x{u} = read_x(x_from + i64(k{u}) * i64({VECTOR * size}), i32(k{u} < chunks))"]
         for i in range(VECTOR):
             at = f"i32(k{u} * i32({VECTOR}) + i32({i}))"
-            out.append(f"        x{u}_{i} = read_one(x_from + i64({at}) * (i64(x_step) * i64({x.size})), {at} < channels)")
-    for u in turns:
-        one = ", ".join(f"x{u}_{i}" for i in range(VECTOR))
-        out.append(f"        xs = unpack_x({words(f'x{u}', x)})" if params["whole"] else f"        xs = ({one})")
-        out += [f"        a{r} = dot(a{r}, unpack_w({words(f'p{u}_{r}', w)}), xs)" for r in rows]
-    out.append(f"        k = i32(k + i32({32 * len(turns)}))")
-    for half in (16, 8, 4, 2, 1):
-        for r in rows:
-            out += [f"    other = shuffle(a{r}, i32({half}))", f"    a{r} = a{r} + other"]
-    out.append("    if lane == 0:")
-    for r in rows:
-        text = Lines()
-        text.lines.append(f"z = a{r}")
-        result = text.value(decode(params["hidden"]), lambda e: "z")
-        out += [f"        {line}" for line in text.lines]
-        out += [f"        if end{r} > 0:", f"            hidden[row + i32({r})] = {result}"]
-    out += [
-        f"    row = i32(row + i32({WARPS * len(rows)}))",
-        "cuda.syncthreads()",
-        "total, k = f32(0), part",
-        "while k < v_end:",
-        f"    at = k * i32({VECTOR})",
-        f"    hs = ({', '.join(f'hidden[at + i32({i})]' for i in range(VECTOR))})",
-        f"    total = dot(total, unpack_v({words('ahead', v)}), hs)",
-        f"    k = i32(k + i32({SHARING}))",
-        f"    ahead = read_v(v_from + i64(k) * i64({VECTOR * v.size}), i32(k < v_end))",
-    ]
-    half = SHARING // 2
-    while half:
-        out += [f"other = shuffle(total, i32({half}))", "total = total + other"]
-        half //= 2
-    out += [
-        "if part == 0:",
-        f"    found[tid // i32({SHARING})] = total",
-        "cuda.syncthreads()",
-        f"at = tid * i32({VECTOR})",
-        f"if tid < i32({RESULTS // VECTOR}) and first + at < results:",
-        f"    store(({', '.join(f'found[at + i32({i})]' for i in range(VECTOR))}), image, i32(first + at), e)",
-    ]
-    return out
+            out.append(f"x{u}_{i} = read_one(x_from + i64({at}) * (i64(x_step) * i64({size})), {at} < channels)")
+        return out
+
+    def _over_lanes(self) -> list[str]:
+        pairs = [(half, r) for half in (16, 8, 4, 2, 1) for r in range(self.rows)]
+        return [line for half, r in pairs for line in (f"other = shuffle(a{r}, i32({half}))", f"a{r} = a{r} + other")]
+
+    def _keep(self) -> list[str]:
+        out = []
+        for r in range(self.rows):
+            text = Lines()
+            text.lines.append(f"z = a{r}")
+            result = text.value(self.hidden, lambda e: "z")
+            out += [*text.lines, f"if end{r} > 0:", f"    hidden[row + i32({r})] = {result}"]
+        return out
+
+    def _own_result(self) -> list[str]:
+        """A result of the second product by SHARING threads."""
+        out = [
+            "total, k = f32(0), part",
+            "while k < v_end:",
+            f"    at = k * i32({VECTOR})",
+            f"    hs = ({', '.join(f'hidden[at + i32({i})]' for i in range(VECTOR))})",
+            f"    total = dot(total, unpack_v({_words('ahead', self.v)}), hs)",
+            f"    k = i32(k + i32({SHARING}))",
+            f"    ahead = read_v(v_from + i64(k) * i64({VECTOR * self.v.size}), i32(k < v_end))",
+        ]
+        half = SHARING // 2
+        while half:
+            out += [f"other = shuffle(total, i32({half}))", "total = total + other"]
+            half //= 2
+        return out
+
+    def _stored(self) -> list[str]:
+        """By vectors, through shared memory."""
+        return [
+            "if part == 0:",
+            f"    found[tid // i32({SHARING})] = total",
+            "cuda.syncthreads()",
+            f"at = tid * i32({VECTOR})",
+            f"if tid < i32({RESULTS // VECTOR}) and first + at < results:",
+            f"    store(({', '.join(f'found[at + i32({i})]' for i in range(VECTOR))}), image, i32(first + at), e)",
+        ]
+
+
+def _words(name: str, dtype: DType) -> str:
+    """Those of a vector, as arguments."""
+    return ", ".join(f"{name}[{k}]" for k in range(VECTOR * dtype.size // 4))

@@ -7,6 +7,7 @@ a group are merged pairwise (Chan, Golub and LeVeque, 1979), so that nothing can
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import lcm, prod
 
 from tccompile.arch import Arch, Feature
@@ -18,7 +19,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.loops import Loops, is_vector_type, loops, power, refusal, unravel, unravel_args, vectors
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import F32, I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
-from tccompile.kernels.text import Called, KernelText, TextKernel, intrinsic, parameters
+from tccompile.kernels.text import Called, KernelText, TextKernel, indented, intrinsic, parameters
 
 LANES = 8
 THREADS = 256
@@ -133,7 +134,7 @@ class NormSplit(TextKernel):
             **parameters("int", "V, T, K, chunk, xn, present, channels, share"),
             "wk": unravel_args(depth),
         }
-        return KernelText(signature, statistics_lines(x, params["grouped"]), scope, THREADS)
+        return KernelText(signature, Statistics(x, params["grouped"]).lines(), scope, THREADS)
 
 
 def refusal_of(op: Norm, program: Program) -> str | None:
@@ -174,130 +175,161 @@ def pixels_of(op: Norm, program: Program) -> Loops:
     return loops(x.shape[2:], x.strides[2:])
 
 
-def _merge(
-    n: str, other: str, means: list[str], squares: list[str], other_means: list[str], other_squares: list[str]
-) -> list[str]:
-    """Text that merges the statistics of `other` elements into those of `n`."""
+def _merge(other: str, means: list[str], squares: list[str]) -> list[str]:
+    """Text that merges the statistics of `other` elements into the thread's own: n elements, means a, squared deviations b."""
     lines = [
-        f"total = {n} + {other}",
+        f"total = n + {other}",
         f"part = select(total > f32(0), {other} / maximum(total, f32(1)), f32(0))",
-        f"weight = {n} * part",
+        "weight = n * part",
     ]
-    for mean, square, mean2, square2 in zip(means, squares, other_means, other_squares, strict=True):
-        lines += [f"d = {mean2} - {mean}", f"{mean} += d * part", f"{square} += {square2} + d * d * weight"]
-    return [*lines, f"{n} = total"]
+    for i, (mean, square) in enumerate(zip(means, squares, strict=True)):
+        lines += [f"d = {mean} - a{i}", f"a{i} += d * part", f"b{i} += {square} + d * d * weight"]
+    return [*lines, "n = total"]
 
 
-def statistics_lines(x: DType, grouped: bool) -> list[str]:
-    """Block: pixels split * chunk … of image n, V vectors of channels; thread (t, g): every T-th pixel of vector g."""
-    lanes = range(LANES)
-    means, squares, values = [f"a{i}" for i in lanes], [f"b{i}" for i in lanes], [f"v{i}" for i in lanes]
-    halves = [
-        *(f"mean[{i * THREADS} + tid] = a{i}" for i in lanes),
-        *(f"square[{i * THREADS} + tid] = b{i}" for i in lanes),
-        "count[tid] = n",
-        "cuda.syncthreads()",
-        "half = T >> i32(1)",
-        "while half > 0:",
-        "    if t < half:",
-        "        o = tid + half * V",
-        *(
-            f"        {line}"
-            for line in _merge(
-                "n",
-                "count[o]",
-                means,
-                squares,
-                [f"mean[{i * THREADS} + o]" for i in lanes],
-                [f"square[{i * THREADS} + o]" for i in lanes],
-            )
-        ),
-        *(f"        mean[{i * THREADS} + tid] = a{i}" for i in lanes),
-        *(f"        square[{i * THREADS} + tid] = b{i}" for i in lanes),
-        "        count[tid] = n",
-        "    cuda.syncthreads()",
-        "    half = half >> i32(1)",
-    ]
-    clear = [*(f"a{i} = f32(0)" for i in lanes), *(f"b{i} = f32(0)" for i in lanes), "n = f32(0)"]
-    lines = [
-        "tid, split, tile, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)",
-        "splits, tiles = i32(cuda.gridDim.x), i32(cuda.gridDim.y)",
-        "t = tid // V",
-        "g = tid - t * V",
-        "c = (tile * V + g) * i32(8)",
-        f"mean = cuda.shared.array({THREADS * LANES}, f32)",
-        f"square = cuda.shared.array({THREADS * LANES}, f32)",
-        f"count = cuda.shared.array({THREADS}, f32)",
-        f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({x.size})",
-        "end = min(K, (split + i32(1)) * chunk)",
-        *clear,
-        "k = split * chunk + t",
-        "while k < end:",
-    ]
-    batch = 4  # loads in flight
-    for u in range(batch):
-        names = ", ".join(f"v{u}_{i}" for i in lanes)
-        lines += [f"    k{u} = k + i32({u}) * T"]
-        lines += [f"    {names} = read(base + inner(k{u}, wk) * i64({x.size}), i32(k{u} < end and c < present))"]
-    for u in range(batch):
-        lines += [f"    if k{u} < end:", "        n += f32(1)", "        share_n = quick_div(f32(1), n)"]
-        for i in lanes:
-            value = values[i].replace("v", f"v{u}_")
-            lines += [f"        d = {value} - a{i}", f"        a{i} += d * share_n", f"        b{i} += d * ({value} - a{i})"]
-    lines += [
-        f"    k += i32({batch}) * T",
-        *halves,
-        # Partial results: (N, splits, vectors, 2, 8).
-        "width = tiles * V",
-        "vector = tile * V + g",
-        f"images = parts + i64(image) * i64(splits) * i64(width) * i64({RECORD})",
-        "if t == 0:",
-        f"    at = images + (i64(split) * i64(width) + i64(vector)) * i64({RECORD})",
-        f"    put8(at, {', '.join(means)})",
-        f"    put8(at + i64({4 * LANES}), {', '.join(squares)})",
-        "if last_to_arrive(u64(counters + (i64(image) * i64(tiles) + i64(tile)) * i64(4)), splits):",
-        *(f"    {line}" for line in clear),
-        "    s = t",
-        "    while s < splits:",
-        f"        at = images + (i64(s) * i64(width) + i64(vector)) * i64({RECORD})",
-        f"        {', '.join(f'p{i}' for i in lanes)} = get8(at)",
-        f"        {', '.join(f'q{i}' for i in lanes)} = get8(at + i64({4 * LANES}))",
-        "        many = f32(min(chunk, K - s * chunk))",
-        *(f"        {line}" for line in _merge("n", "many", means, squares, [f"p{i}" for i in lanes], [f"q{i}" for i in lanes])),
-        "        s += T",
-        *(f"    {line}" for line in halves),
-    ]
-    # Means and scales of each channel: (N, vectors, 2, 8).
-    out = f"stats + (i64(image) * i64(width) + i64(tile * V)) * i64({RECORD})"
-    if not grouped:
-        scales = ", ".join(f"f32(1) / sqrt(b{i} / f32(K) + eps)" for i in lanes)
+def _listed(form: str) -> str:
+    """A name or an expression for each lane, whose number `#` stands for."""
+    return ", ".join(form.replace("#", str(i)) for i in range(LANES))
+
+
+IN_FLIGHT = 4
+"""Pixels that a thread reads at once."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Writes the text of the first launch. Block: pixels split * chunk … of image n, V vectors of channels; thread (t, g): every
+    T-th pixel of vector g. Of each of its 8 channels it has the mean, a0 …, and the sum of squared deviations, b0 …, of n pixels.
+
+    x        x's type
+    grouped  whether a group has several channels
+    """
+
+    x: DType
+    grouped: bool
+
+    def lines(self) -> list[str]:
         return [
-            *lines,
-            "    if t == 0:",
-            f"        at = {out} + i64(g) * i64({RECORD})",
-            f"        put8(at, {', '.join(means)})",
-            f"        put8(at + i64({4 * LANES}), {scales})",
+            *self._places(),
+            *self._own_pixels(),
+            *self._over_threads(),
+            *self._put_part(),
+            "if last_to_arrive(u64(counters + (i64(image) * i64(tiles) + i64(tile)) * i64(4)), splits):",
+            *indented([*self._own_parts(), *self._over_threads(), *(self._of_groups() if self.grouped else self._of_channels())]),
         ]
-    place = f"(j & i32(7)) * i32({THREADS}) + (j >> i32(3))"
-    return [
-        *lines,
-        "    i = tid",  # a channel of the tile; its group is at first … first + share - 1
-        "    while i < V * i32(8):",
-        "        first = i // share * share",
-        "        total = f32(0)",
-        "        if tile * V * i32(8) + first + share <= channels:",
-        "            for j in range(first, first + share):",
-        f"                total += mean[{place}]",
-        "            total = total / f32(share)",
-        "            spread = f32(0)",
-        "            for j in range(first, first + share):",
-        f"                d = mean[{place}] - total",
-        f"                spread += square[{place}] + f32(K) * d * d",
-        f"            at = {out} + i64(i >> i32(3)) * i64({RECORD}) + i64(i & i32(7)) * i64(4)",
-        "            put(at, total)",
-        f"            put(at + i64({4 * LANES}), f32(1) / sqrt(spread / (f32(K) * f32(share)) + eps))",
-        "        i += i32(cuda.blockDim.x)",
-    ]
+
+    def _places(self) -> list[str]:
+        return [
+            "tid, split, tile, image = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y), i32(cuda.blockIdx.z)",
+            "splits, tiles = i32(cuda.gridDim.x), i32(cuda.gridDim.y)",
+            "t = tid // V",
+            "g = tid - t * V",
+            "c = (tile * V + g) * i32(8)",
+            f"mean = cuda.shared.array({THREADS * LANES}, f32)",
+            f"square = cuda.shared.array({THREADS * LANES}, f32)",
+            f"count = cuda.shared.array({THREADS}, f32)",
+            f"base = x + (i64(image) * i64(xn) + i64(c)) * i64({self.x.size})",
+            "end = min(K, (split + i32(1)) * chunk)",
+        ]
+
+    def _nothing_yet(self) -> list[str]:
+        return [*(f"a{i} = f32(0)" for i in range(LANES)), *(f"b{i} = f32(0)" for i in range(LANES)), "n = f32(0)"]
+
+    def _own_pixels(self) -> list[str]:
+        """One by one, so that each is taken from a mean of those before it."""
+        lines = [*self._nothing_yet(), "k = split * chunk + t", "while k < end:"]
+        for u in range(IN_FLIGHT):
+            at = f"base + inner(k{u}, wk) * i64({self.x.size})"
+            lines += [
+                f"    k{u} = k + i32({u}) * T",
+                f"    {_listed(f'v{u}_#')} = read({at}, i32(k{u} < end and c < present))",
+            ]
+        for u in range(IN_FLIGHT):
+            lines += [f"    if k{u} < end:", "        n += f32(1)", "        share_n = quick_div(f32(1), n)"]
+            for i in range(LANES):
+                value = f"v{u}_{i}"
+                lines += [f"        d = {value} - a{i}", f"        a{i} += d * share_n", f"        b{i} += d * ({value} - a{i})"]
+        return [*lines, f"    k += i32({IN_FLIGHT}) * T"]
+
+    def _over_threads(self) -> list[str]:
+        """Those of a vector's threads, by halves, through shared memory; thread t = 0 ends up with all of them."""
+        keep = [
+            *(f"mean[{i * THREADS} + tid] = a{i}" for i in range(LANES)),
+            *(f"square[{i * THREADS} + tid] = b{i}" for i in range(LANES)),
+            "count[tid] = n",
+        ]
+        means, squares = ([f"{name}[{i * THREADS} + o]" for i in range(LANES)] for name in ("mean", "square"))
+        return [
+            *keep,
+            "cuda.syncthreads()",
+            "half = T >> i32(1)",
+            "while half > 0:",
+            "    if t < half:",
+            "        o = tid + half * V",
+            *indented(indented([*_merge("count[o]", means, squares), *keep])),
+            "    cuda.syncthreads()",
+            "    half = half >> i32(1)",
+        ]
+
+    def _put_part(self) -> list[str]:
+        """The block's: (N, splits, vectors, 2, 8)."""
+        return [
+            "width = tiles * V",
+            "vector = tile * V + g",
+            f"images = parts + i64(image) * i64(splits) * i64(width) * i64({RECORD})",
+            "if t == 0:",
+            f"    at = images + (i64(split) * i64(width) + i64(vector)) * i64({RECORD})",
+            f"    put8(at, {_listed('a#')})",
+            f"    put8(at + i64({4 * LANES}), {_listed('b#')})",
+        ]
+
+    def _own_parts(self) -> list[str]:
+        """Every T-th block's."""
+        return [
+            *self._nothing_yet(),
+            "s = t",
+            "while s < splits:",
+            f"    at = images + (i64(s) * i64(width) + i64(vector)) * i64({RECORD})",
+            f"    {_listed('p#')} = get8(at)",
+            f"    {_listed('q#')} = get8(at + i64({4 * LANES}))",
+            "    many = f32(min(chunk, K - s * chunk))",
+            *indented(_merge("many", [f"p{i}" for i in range(LANES)], [f"q{i}" for i in range(LANES)])),
+            "    s += T",
+        ]
+
+    def _record(self, vector: str) -> str:
+        """Where means and scales of a vector of the tile go: (N, vectors, 2, 8)."""
+        return f"stats + (i64(image) * i64(width) + i64(tile * V)) * i64({RECORD}) + i64({vector}) * i64({RECORD})"
+
+    def _of_channels(self) -> list[str]:
+        return [
+            "if t == 0:",
+            f"    at = {self._record('g')}",
+            f"    put8(at, {_listed('a#')})",
+            f"    put8(at + i64({4 * LANES}), {_listed('f32(1) / sqrt(b# / f32(K) + eps)')})",
+        ]
+
+    def _of_groups(self) -> list[str]:
+        """Of a group's channels, first … first + share - 1 of the tile, each of which writes the group's own."""
+        place = f"(j & i32(7)) * i32({THREADS}) + (j >> i32(3))"
+        return [
+            "i = tid",
+            "while i < V * i32(8):",
+            "    first = i // share * share",
+            "    total = f32(0)",
+            "    if tile * V * i32(8) + first + share <= channels:",
+            "        for j in range(first, first + share):",
+            f"            total += mean[{place}]",
+            "        total = total / f32(share)",
+            "        spread = f32(0)",
+            "        for j in range(first, first + share):",
+            f"            d = mean[{place}] - total",
+            f"            spread += square[{place}] + f32(K) * d * d",
+            f"        at = {self._record('i >> i32(3)')} + i64(i & i32(7)) * i64(4)",
+            "        put(at, total)",
+            f"        put(at + i64({4 * LANES}), f32(1) / sqrt(spread / (f32(K) * f32(share)) + eps))",
+            "    i += i32(cuda.blockDim.x)",
+        ]
 
 
 def apply_lines(x: DType) -> list[str]:

@@ -9,7 +9,7 @@ read again. What is added to y comes into the same boxes, some ahead. Weights of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers
 from tccompile.kernels.parts.operands import ROW, ROWS, Operand
 from tccompile.kernels.parts.part import Part, part
+from tccompile.kernels.parts.row_tile import RowTile
 from tccompile.kernels.ptx.atoms import BITS, group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
@@ -58,26 +59,22 @@ class Factor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tile:
-    """How a block's shared memory is laid out.
+class Tile(RowTile):
+    """How a block's shared memory is laid out; its results are z.
 
     first   of x and w, as `Factor`
     made    of the product that is added to y, as `Factor`; or () if there is none
     second  types of y and v
-    chunks  boxes in a row of y; columns, of z
+    chunks  boxes in a row of y
     added   whether something is added to y that comes from memory
-    result  bytes of an element of z
-    groups  warpgroups; slots, boxes of each; ahead, its tiles of x; parts, of a chunk of y whose sums are there at a time
+    slots   boxes of a warpgroup; ahead, its tiles of x; parts, of a chunk of y whose sums are there at a time
     """
 
     first: tuple[Value, ...]
     made: tuple[Value, ...]
     second: tuple[str, str]
     chunks: int
-    columns: int
     added: bool
-    result: int
-    groups: int
     slots: int
     ahead: int
     parts: int
@@ -98,27 +95,9 @@ class Tile:
         return self.columns * ROW
 
     @property
-    def line(self) -> int:
-        """Bytes of a row of a box of z."""
-        return min(ROW, self.columns * self.result)
-
-    @property
-    def z_boxes(self) -> int:
-        return self.columns * self.result // self.line
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
-
-    @property
     def registers(self) -> int:
         """What a thread needs: sums of z, those of y while they become fewer, and what else there is."""
         return self.columns // 2 + 3 * (self.per // self.parts) // 8 + (56 if self.made else 44)
-
-    @property
-    def params(self) -> dict[str, Value]:
-        """As parameters of the code."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def layout(self) -> SharedLayout:
@@ -127,7 +106,7 @@ class Tile:
             Region("w", weights * self.chunks, KIB),
             Region("x", self.groups * self.ahead * sum(f.rows_bytes for f in self.factors), KIB),
             Region("y", self.groups * self.slots * BOX, KIB),
-            Region("z", self.groups * self.z_boxes * ROWS * self.line, KIB),
+            Region("z", self.groups * self.z_bytes, KIB),
             barriers("w full", 1),
             barriers("x full", self.groups * self.ahead),
             barriers("y full", self.groups * self.slots if self.added else 0),
@@ -137,12 +116,14 @@ class Tile:
 def _function(t: Tile, epilogues: tuple[tuple[Value, ...], ...]) -> Function:
     """The kernel; epilogues: their parameters, in the order of the ops."""
     from tccompile.kernels.loops import entry
+    from tccompile.kernels.parts.whole_rows import storing
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     copies_of, groups, ahead = _copying(t), t.groups, t.ahead
+    added = copies_of.added
     through_y, extra_y = _through_y(t, copies_of, epilogues[:-1])
-    through_z, extra_z = _through_z(t, epilogues[-1])
+    store_z, extra_z = storing(t, t.layout["z"], t.second, epilogues[-1])
     all_read, maps = hw.boxes_read(0), 3 + 2 * len(t.factors) + t.added
     extra = (*extra_y, extra_z)
 
@@ -167,7 +148,7 @@ def _function(t: Tile, epilogues: tuple[tuple[Value, ...], ...]) -> Function:
             for s in range(ahead):
                 if tile + s * stride < tiles:
                     copies_of.ask_x(base, maps, i32(group * ahead + s), i32(tile + s * stride))
-        next_tile, next_chunk, next_slot = copies_of.ask_first(thread, maps, tile, stride, tiles)
+        next_tile, next_chunk, next_slot = added.ask_first(thread, maps, tile, stride, tiles)
         slot, parity, stage, x_parity = i32(0), i32(0), i32(0), i32(0)
         copies_of.wait_weights(base)
         while tile < tiles:
@@ -175,7 +156,7 @@ def _function(t: Tile, epilogues: tuple[tuple[Value, ...], ...]) -> Function:
             following = next_tile, next_chunk, next_slot, stride, tiles
             sums, slot, parity, following = through_y(thread, maps, tile, stage, slot, parity, following, e)
             next_tile, next_chunk, next_slot = following[0], following[1], following[2]
-            through_z(thread, maps, tile, sums, f)
+            store_z(thread, maps, group, tile, i32(0), sums, f)
             if leads and tile + ahead * stride < tiles:
                 copies_of.ask_x(base, maps, i32(group * ahead + stage), i32(tile + ahead * stride))
             stage = i32(stage + 1)
@@ -207,29 +188,25 @@ def _copying(t: Tile) -> Part:
     init(base)                         barriers, by one thread
     load_weights(base, maps)           of all products, by one thread
     ask_x(base, maps, stage, tile)     64 rows of x, of each factor
-    ask_added(base, maps, slot, tile, chunk)   what is added to a box of y
-    ask_first(thread, maps, tile, stride, tiles)   the same of the first boxes; what comes next: (tile, chunk, slot)
-    after(next_tile, next_chunk, next_slot, stride)   what comes after that
+    wait_weights(base), wait_x(base, stage, parity)
+    added                              of what is added, as `_copying_added` has it
     """
     from tccompile.kernels.parts.ring import Stages
     from tccompile.kernels.parts.whole_rows import copying_columns
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    layout, groups, slots, ahead, added, chunks, per = t.layout, t.groups, t.slots, t.ahead, t.added, t.chunks, t.per
-    x_bytes = sum(f.rows_bytes for f in t.factors)
-    weights, rows = Stages(layout, "w", 1, 0), Stages(layout, "x", groups * ahead, x_bytes)
-    boxes = Stages(layout, "y", groups * slots if added else 0, BOX)
-    v_bytes, whole = t.v_bytes, layout["x"] - layout["w"]
+    layout, chunks, per, v_bytes = t.layout, t.chunks, t.per, t.v_bytes
+    x_bytes, whole = sum(f.rows_bytes for f in t.factors), layout["x"] - layout["w"]
+    weights, rows = Stages(layout, "w", 1, 0), Stages(layout, "x", t.groups * t.ahead, x_bytes)
     copy_weights, copy_rows = _copying_factors(t)
-    copy_v = copying_columns(t.result)
-    of_added = 3 + 2 * len(t.factors)
+    copy_v, added = copying_columns(t.result), _copying_added(t)
 
     @inline
     def init(base):
         weights.init(weights.buffers(base))
         rows.init(rows.buffers(base))
-        boxes.init(boxes.buffers(base))
+        added.init(base)
         hw.fence_barrier_init()
 
     @inline
@@ -247,7 +224,38 @@ def _copying(t: Tile) -> Part:
         copy_rows(maps, target, i32(tile * ROWS))
 
     @inline
-    def ask_added(base, maps, slot, tile, chunk):
+    def wait_weights(base):
+        weights.wait(weights.buffers(base), i32(0), i32(0))
+
+    @inline
+    def wait_x(base, stage, parity):
+        rows.wait(rows.buffers(base), stage, parity)
+
+    return part(init=init, load_weights=load_weights, ask_x=ask_x, wait_weights=wait_weights, wait_x=wait_x, added=added)
+
+
+def _copying_added(t: Tile) -> Part:
+    """The same of what is added to y, which comes into y's boxes.
+
+    init(base)                                  barriers, by one thread
+    ask(base, maps, slot, tile, chunk)          what is added to a box
+    ask_first(thread, maps, tile, stride, tiles)   the same of the first boxes; what comes next: (tile, chunk, slot)
+    after(tile, chunk, slot, stride)            what comes after that
+    wait(base, slot, parity)
+    """
+    from tccompile.kernels.parts.ring import Stages
+    from tccompile.kernels.ptx import hopper as hw
+    from tccompile.kernels.ptx.core import i32, inline
+
+    groups, slots, added, chunks, per, of_added = t.groups, t.slots, t.added, t.chunks, t.per, 3 + 2 * len(t.factors)
+    boxes = Stages(t.layout, "y", groups * slots if added else 0, BOX)
+
+    @inline
+    def init(base):
+        boxes.init(boxes.buffers(base))
+
+    @inline
+    def ask(base, maps, slot, tile, chunk):
         target = boxes.target(boxes.buffers(base), slot)
         boxes.expect(target, BOX)
         hw.copy_box(target[1], maps[of_added], target[0], i32(chunk * per), i32(tile * ROWS), i32(0))
@@ -267,24 +275,15 @@ def _copying(t: Tile) -> Part:
         chunk, slot = i32(0), i32(0)
         for _ in range(slots - 1):
             if added and leads and tile < tiles:
-                ask_added(base, maps, i32(group * slots + slot), tile, chunk)
+                ask(base, maps, i32(group * slots + slot), tile, chunk)
             tile, chunk, slot = after(tile, chunk, slot, stride)
         return tile, chunk, slot
 
     @inline
-    def wait_weights(base):
-        weights.wait(weights.buffers(base), i32(0), i32(0))
-
-    @inline
-    def wait_x(base, stage, parity):
-        rows.wait(rows.buffers(base), stage, parity)
-
-    @inline
-    def wait_added(base, slot, parity):
+    def wait(base, slot, parity):
         boxes.wait(boxes.buffers(base), slot, parity)
 
-    asking = {"load_weights": load_weights, "ask_x": ask_x, "ask_added": ask_added, "ask_first": ask_first, "after": after}
-    return part(init=init, wait_weights=wait_weights, wait_x=wait_x, wait_added=wait_added, **asking)
+    return part(init=init, ask=ask, after=after, ask_first=ask_first, wait=wait)
 
 
 def _copying_factors(t: Tile) -> tuple[Any, Any]:
@@ -347,12 +346,13 @@ def _through_y(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...])
     stage, slot  of x, and the next one of y's boxes, whose barrier's phase has this parity
     following    the box of what is added that is asked for next: its tile, chunk and slot; from tile to tile; how many there are
     """
+    from tccompile.kernels.parts.whole_rows import multiplying
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
-    added, chunks, per = t.added, t.chunks, t.per
+    added, chunks, per, of_added = t.added, t.chunks, t.per, copying.added
     fill, extra = _filling(t, copying, epilogues)
-    second, no_z = _second(t), hw.accumulators(t.columns, group_atom(*t.second).acc)
+    second, no_z = multiplying(t.columns, t.second), hw.accumulators(t.columns, group_atom(*t.second).acc)
     x_at, w_at, y_at = (t.layout[name] for name in ("x", "w", "y"))
     x_bytes, v_bytes, slots, ahead = sum(f.rows_bytes for f in t.factors), t.v_bytes, t.slots, t.ahead
     but_last_read = hw.boxes_read(1)
@@ -373,8 +373,8 @@ def _through_y(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...])
                 hw.store_box(maps[1], box, i32(c * per), i32(tile * ROWS), i32(0))
                 but_last_read()  # so the box before this one is free: all have waited for its products
                 if added and next_tile < tiles:
-                    copying.ask_added(base, maps, i32(group * slots + next_slot), next_tile, next_chunk)
-            next_tile, next_chunk, next_slot = copying.after(next_tile, next_chunk, next_slot, stride)
+                    of_added.ask(base, maps, i32(group * slots + next_slot), next_tile, next_chunk)
+            next_tile, next_chunk, next_slot = of_added.after(next_tile, next_chunk, next_slot, stride)
             slot = i32(slot + 1)
             if slot == slots:
                 slot, parity = i32(0), i32(parity ^ 1)
@@ -395,6 +395,7 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     wide, two, per, added, w_at = t.per // t.parts, t.parts == 2, t.per, t.added, t.layout["w"] + t.chunks * t.v_bytes
+    wait_added = copying.added.wait
 
     def filling(factor: Factor, of_x: int, of_w: int, epilogue: tuple[Value, ...], adds: bool, waits: bool) -> tuple[Any, Any]:
         first, last = _first(t, factor)
@@ -409,7 +410,7 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
             acc = first(none(), u32(x + of_x), w)
             hw.wgmma_wait_all()  # and for the products of the chunk before
             if waits:
-                copying.wait_added(base, slot, parity)
+                wait_added(base, slot, parity)
             put_first(acc, rows, lane, i32(c * per), e)
             if two:
                 acc = last(acc, u32(x + of_x), w)
@@ -435,29 +436,6 @@ def _filling(t: Tile, copying: Part, epilogues: tuple[tuple[Value, ...], ...]) -
     return make_and_add, (of_made, of_first)
 
 
-def _through_z(t: Tile, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The device function (thread, maps, tile, sums, f) that stores a tile of z, and the types of the epilogue's arguments."""
-    from tccompile.kernels.parts.whole_rows import putting
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, inline, u32
-
-    per, z_at, boxes, line = t.line // t.result, t.layout["z"], t.z_boxes, t.line
-    (put,), extra = putting(params, (t.columns, 1), line, per, False, group_atom(*t.second).acc)
-
-    @inline
-    def through(thread, maps, tile, sums, f):
-        base, group, own, lane, leads = thread
-        first = u32(base + z_at + group * (boxes * ROWS * line))
-        put(sums, u32(first + own * (16 * line)), lane, i32(0), f)
-        hw.fence_copies()
-        hw.sync_group(i32(group + 1))
-        if leads:
-            for k in range(boxes):
-                hw.store_box(maps[2], u32(first + k * (ROWS * line)), i32(k * per), i32(tile * ROWS), i32(0))
-
-    return through, extra
-
-
 def _first(t: Tile, factor: Factor) -> tuple[Any, Any]:
     """The device functions (sums, address of rows, of weights) → the sums of a chunk's first part, and of its last one."""
     from tccompile.kernels.ptx import hopper as hw
@@ -478,22 +456,6 @@ def _first(t: Tile, factor: Factor) -> tuple[Any, Any]:
         return product
 
     return multiplying(0), multiplying((t.parts - 1) * wide * factor.row)
-
-
-def _second(t: Tile) -> Any:
-    """The device function (sums, address of a box of y, address of weights, whether to add)."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import inline, u64
-
-    box, v = (Operand(extent, 0, kind, ROW, 1, True) for extent, kind in zip((ROWS, t.columns), t.second, strict=True))
-    box_half, v_half = hw.descriptor(*box.layout), hw.descriptor(*v.layout)
-    multiplied = hw.multiply(t.columns, tuple(zip(box.steps, v.steps, strict=True)), (True, True), t.second)
-
-    @inline
-    def second(acc, a, b, more):
-        return multiplied(acc, hw.operand(u64(box_half), a), hw.operand(u64(v_half), b), more)
-
-    return second
 
 
 class PairSm90(Joint):
@@ -558,7 +520,7 @@ class PairSm90(Joint):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        return _function(Tile(**{field.name: params[field.name] for field in fields(Tile)}), params["epilogues"])
+        return _function(Tile.of(params), params["epilogues"])
 
 
 def _fits(t: Tile, arch: Arch) -> bool:
@@ -604,7 +566,7 @@ class Products:
         y, z = self.results[-2:]
         found = [columns_in_order(self.operands[-1].b, t.per, t.columns, ROW, z.size)]
         found += [replace(y.y, box=(t.per, ROWS, 1), swizzle=ROW)]
-        found += [replace(z.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)]
+        found += [t.boxes_of(z.y)]
         for how, factor in zip(self.operands[:-1], t.factors, strict=True):
             assert isinstance(how.a, TiledMap)
             found += [replace(how.a, box=(how.chunk, ROWS, 1), swizzle=factor.row)]

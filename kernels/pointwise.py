@@ -451,7 +451,7 @@ def _described_tiles(plan: _Plan, program: Program, expr: Expr, dim: int) -> tup
         for d in (across, *rest):
             out.integer(plan.stride(strides, d))
     steps = [plan.stride(load.strides, d) for d in (last, *rest)]
-    wide = plan.dims[dim][0] % 8 == 0 and _aligned(load.tensor, 8, [*steps, load.offset])
+    wide = divides(8, plan.dims[dim][0]) and _aligned(load.tensor, 8, [*steps, load.offset])
     expr, scalars = lifted(coarse(unrounded(expr, plan.y.dtype), plan.y.dtype))
     params: dict[str, Value] = {
         "dims": len(extents), "x": load.tensor.dtype.value, "y": y.dtype.value, "reads": 8 if wide else 1,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, divides
 from tccompile.ir.ops import Op, Pool
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -262,8 +262,8 @@ def _vectors(x: Tensor, lanes: int) -> bool:
     """Whether all groups of lanes of x are aligned vectors of its padded channels."""
     width = min(16, lanes * x.dtype.size)
     others = [s for a, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)) if a != 1 and n > 1]
-    aligned = all(n * x.dtype.size % width == 0 for n in (x.offset, *others))
-    return lanes > 1 and x.strides[1] == 1 and x.padded[1] % lanes == 0 and aligned
+    aligned = all(divides(width, n * x.dtype.size) for n in (x.offset, *others))
+    return lanes > 1 and x.strides[1] == 1 and divides(lanes, x.padded[1]) and aligned
 
 
 def _image(values: tuple[int, ...], row: int) -> tuple[int, ...]:

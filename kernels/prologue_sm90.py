@@ -9,7 +9,7 @@ neither written nor read. Weights stay in shared memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -26,8 +26,9 @@ from tccompile.kernels.gemm_sm90_copies import Boxed, Copies, boxed_results, col
 from tccompile.kernels.implicit_gemm import Problem, describe, unfit
 from tccompile.kernels.parts.layout import Region, SharedLayout, barriers
 from tccompile.kernels.parts.maps import unmapped
-from tccompile.kernels.parts.operands import ROW, ROWS, UNIT, Operand
+from tccompile.kernels.parts.operands import ROW, ROWS, UNIT
 from tccompile.kernels.parts.part import Part, part
+from tccompile.kernels.parts.row_tile import RowTile
 from tccompile.kernels.ptx.atoms import group_atom, of_warpgroups
 from tccompile.kernels.rates import measured
 from tccompile.kernels.remembered import remembered
@@ -53,24 +54,19 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(RowTile):
     """How a block's shared memory is laid out.
 
     kinds    types of what is multiplied
     source   bytes of what is read: 1, which is changed in its place, or 2
     chunks   of 128 channels
-    columns  of a block
-    result   bytes of a result
-    groups   warpgroups; share, how many of them take turns with the chunks of the same rows, and add up what they have
+    share    how many warpgroups take turns with the chunks of the same rows, and add up what they have
     slots    chunks of each warpgroup that are there at a time
     """
 
     kinds: tuple[str, str]
     source: int
     chunks: int
-    columns: int
-    result: int
-    groups: int
     share: int
     slots: int
 
@@ -90,32 +86,9 @@ class Tile:
         return self.columns * ROW
 
     @property
-    def line(self) -> int:
-        """Bytes of a row of a box of results."""
-        return min(ROW, self.columns * self.result)
-
-    @property
-    def z_boxes(self) -> int:
-        return self.columns * self.result // self.line
-
-    @property
-    def z_bytes(self) -> int:
-        """Of a warpgroup's results."""
-        return self.z_boxes * ROWS * self.line
-
-    @property
     def sums_bytes(self) -> int:
         """Of a warpgroup's sums."""
         return 4 * ROWS * self.columns
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.groups
-
-    @property
-    def params(self) -> dict[str, Value]:
-        """As parameters of the code."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def layout(self) -> SharedLayout:
@@ -132,12 +105,14 @@ class Tile:
 
 def _function(t: Tile, prologue: tuple[Value, ...], results: tuple[Value, ...]) -> Function:
     from tccompile.kernels.loops import entry
+    from tccompile.kernels.parts.whole_rows import storing
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import cuda, i32, inline, types, u32
 
     copying, slots, columns, share, teams = _copying(t), t.slots, t.columns, t.share, t.teams
     sum_up, of_x = _summing(t, copying, prologue)
-    add_up, (store, of_z), all_read = _adding_up(t), _storing(t, results), hw.boxes_read(0)
+    add_up, (store, of_z) = _adding_up(t), storing(t, t.layout["z"], t.kinds, results)
+    all_read = hw.boxes_read(0)
 
     @inline
     def body(maps, numbers, g, f):
@@ -186,12 +161,13 @@ def _summing(t: Tile, copying: Part, prologue: tuple[Value, ...]) -> tuple[Any, 
     coming  the tile, chunk and slot that are asked for next; from tile to tile; how many there are
     place   of the next chunk: its slot, the parity of that one's barrier, and which of two boxes it is made in
     """
+    from tccompile.kernels.parts.whole_rows import multiplying
     from tccompile.kernels.ptx import hopper as hw
     from tccompile.kernels.ptx.core import i32, inline, u32
 
     slots, chunks, share, w_at, w_bytes, all_read = t.slots, t.chunks, t.share, t.layout["w"], t.w_bytes, hw.boxes_read(0)
     read, change, extra = (_changing if t.source == 1 else _making)(t, prologue)
-    multiply, no_sums = _multiplying(t), hw.accumulators(t.columns, group_atom(*t.kinds).acc)
+    multiply, no_sums = multiplying(t.columns, t.kinds), hw.accumulators(t.columns, group_atom(*t.kinds).acc)
 
     @inline
     def sum_up(thread, maps, first, coming, place, g):
@@ -401,46 +377,6 @@ def _made_of(params: tuple[Value, ...]) -> tuple[Any, Any, Any, Any, tuple[Any, 
     return kept, results, load, store, extra
 
 
-def _multiplying(t: Tile) -> Any:
-    """The device function (sums, address of a chunk's rows, of its weights, whether to add)."""
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import inline, u64
-
-    rows, w = (Operand(extent, 0, kind, ROW, 1, True) for extent, kind in zip((ROWS, t.columns), t.kinds, strict=True))
-    rows_half, w_half = hw.descriptor(*rows.layout), hw.descriptor(*w.layout)
-    multiplied = hw.multiply(t.columns, tuple(zip(rows.steps, w.steps, strict=True)), (True, True), t.kinds)
-
-    @inline
-    def multiply(acc, a, b, more):
-        return multiplied(acc, hw.operand(u64(rows_half), a), hw.operand(u64(w_half), b), more)
-
-    return multiply
-
-
-def _storing(t: Tile, params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The device function (thread, maps, team, tile, column, sums, f) that stores a tile's results, and the types of the
-    epilogue's arguments."""
-    from tccompile.kernels.parts.whole_rows import putting
-    from tccompile.kernels.ptx import hopper as hw
-    from tccompile.kernels.ptx.core import i32, inline, u32
-
-    per, z_at, z_bytes, boxes, line = t.line // t.result, t.layout["z"], t.z_bytes, t.z_boxes, t.line
-    (put,), extra = putting(params, (t.columns, 1), line, per, False, group_atom(*t.kinds).acc)
-
-    @inline
-    def store(thread, maps, team, tile, column, sums, f):
-        base, group, own, lane, leads = thread
-        first = u32(base + z_at + team * z_bytes)
-        put(sums, u32(first + own * (16 * line)), lane, column, f)
-        hw.fence_copies()
-        hw.sync_group(i32(group + 1))
-        if leads:
-            for k in range(boxes):
-                hw.store_box(maps[2], u32(first + k * (ROWS * line)), i32(column + k * per), i32(tile * ROWS), i32(0))
-
-    return store, extra
-
-
 class PrologueSm90(Joint):
     """A 1×1 convolution, and an op of single elements that makes what it reads."""
 
@@ -497,8 +433,7 @@ class PrologueSm90(Joint):
         return Work((launch,))
 
     def build(self, arch: Arch, **params: Any) -> Function:
-        tile = Tile(**{field.name: params[field.name] for field in fields(Tile)})
-        return _function(tile, params["prologue"], params["epilogue"])
+        return _function(Tile.of(params), params["prologue"], params["epilogue"])
 
 
 @dataclass(frozen=True)
@@ -539,7 +474,7 @@ class Product:
         """Of weights, rows and results."""
         weights = columns_in_order(self.operands.b, ROW, t.columns, ROW, t.result)
         rows = replace(self.rows, box=(ROW // t.source, ROWS, 1), swizzle=ROW)
-        return [weights, rows, replace(self.results.y, box=(t.line // t.result, ROWS, 1), swizzle=t.line)]
+        return [weights, rows, t.boxes_of(self.results.y)]
 
 
 def described(ops: Sequence[Op], program: Program) -> Product | str:

@@ -8,57 +8,37 @@ block that arrives last combines them, in a fixed order.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.expr import Expr, walk
+from tccompile.ir.expr import walk
 from tccompile.ir.extent import ceil_div, divides, round_up, same
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import epilogue
-from tccompile.kernels.codegen import Lines, decode, encode
+from tccompile.kernels.codegen import decode, encode
 from tccompile.kernels.loops import (
     Loops,
-    exchange,
     is_vector_type,
     loops,
     power,
     refusal,
-    tree,
     unravel,
     unravel_args,
     vectors,
 )
 from tccompile.kernels.rates import measured
+from tccompile.kernels.reduce_text import LANES, THREADS, Writer
 from tccompile.kernels.spec import I32, Config, Counters, Launch, Ptr, Scratch, Value, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, intrinsic, parameters
-
-THREADS = 256
 
 BESIDE, NARROW, WIDE = 8, 2, 32
 """Outputs of a block that are neighbouring vectors: 128 bytes of a row, or a sector of 32; or more, of which each has fewer
 threads, and so less to combine."""
-
-LANES = 8
-"""Of a vector."""
-
-COMBINE = {"add": "{} + {}", "mul": "{} * {}", "min": "minimum({}, {})", "max": "maximum({}, {})"}
-
-IDENTITY = {
-    ("add", DType.F32): "f32(0)",
-    ("mul", DType.F32): "f32(1)",
-    ("min", DType.F32): "f32(inf)",
-    ("max", DType.F32): "f32(-inf)",
-    ("add", DType.I64): "i64(0)",
-    ("mul", DType.I64): "i64(1)",
-    ("min", DType.I64): f"i64({2**63 - 1})",
-    ("max", DType.I64): f"i64({-(2**63)})",
-}
 
 
 @dataclass(frozen=True)
@@ -201,7 +181,9 @@ class ReduceKernel(TextKernel):
             "wk": unravel_args(params["inner"]),
             "e": stored.kinds,
         }
-        return KernelText(signature, lines(params, x, pre, acc), scope, THREADS)
+        shared_out = {name: params[name] for name in ("combine", "lanes", "width", "vector", "by_k", "threads", "split")}
+        writer = Writer(x, pre, acc=acc, result=DType(params["acc"]), **shared_out)
+        return KernelText(signature, writer.lines(), scope, THREADS)
 
 
 def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
@@ -217,7 +199,13 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
     inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
     row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
     unit = inner.strides[0][-1] == 1
-    if lane not in op.axes and vectors(x, lane, LANES) and _in_vectors(x) and x.shape[lane] > 1 and y.padded[lane] % LANES == 0:
+    if (
+        lane not in op.axes
+        and vectors(x, lane, LANES)
+        and _in_vectors(x)
+        and x.shape[lane] > 1
+        and divides(LANES, y.padded[lane])
+    ):
         outputs = row_count * (y.padded[lane] // LANES)
         threads = min(THREADS // min(beside, power(outputs)), power(inner.size))
         return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
@@ -261,125 +249,3 @@ def _accumulator(op: Reduce) -> DType:
 def _result_type(op: Reduce) -> DType:
     """The compute type that the epilogue takes the result in."""
     return next((e.dtype for e in walk(op.epilogue.expr) if e.fn == "acc"), _accumulator(op))
-
-
-def lines(params: dict[str, Value], x: DType, pre: Expr, acc: DType) -> list[str]:
-    """The kernel's source.
-
-    Block: outputs o = blockIdx.x * (256 / T) …, elements blockIdx.y * chunk … of each; a thread takes every T-th vector.
-    """
-    lanes, vector, combine = params["lanes"], params["vector"], COMBINE[params["combine"]]
-    identity, threads = IDENTITY[params["combine"], acc], params["threads"]
-    gathers = threads and not params["by_k"]
-    room = THREADS * lanes + (gathered_room(threads) if gathers else 0)
-    accs = [f"a{i}" for i in range(lanes)]
-    listed = ", ".join(accs)
-    if params["by_k"]:  # stride: how far apart the threads of an output are
-        order = ["t = tid & (T - 1)", "o = blockIdx * (i32(256) >> bits) + (tid >> bits)", "stride = i32(1)"]
-    else:
-        order = ["stride = i32(256) >> bits", "t = tid // stride", "o = blockIdx * stride + (tid & (stride - 1))"]
-    lines = [
-        "tid, blockIdx, split = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)",
-        "T = i32(1) << bits",
-        *order,
-        f"shared = cuda.shared.array({room}, {'f32' if acc is DType.F32 else 'i64'})",
-        "m = o // groups",
-        f"c = (o - m * groups) * i32({params['width']})",
-        *(f"{a} = {identity}" for a in accs),
-        "if o < outputs and c < present:",
-        f"    base = x + (rows(m, wr) + i64(c) * i64(xc)) * i64({x.size})",
-        "    end = i32(min(K, i32((split + 1) * chunk)))",
-        f"    k = i32(split * chunk + t * i32({vector}))",
-        "    while k < end:",
-    ]
-    reads = 4
-    values = [[f"r{u}_{i}" for i in range(lanes * vector)] for u in range(reads)]
-    for u in range(reads):
-        at = f"i32(k + i32({u * vector}) * T)"
-        lines += [
-            f"        k{u} = {at}",
-            f"        {', '.join(values[u])} = read(base + inner(k{u}, wk) * i64({x.size}), i32(k{u} < end))",
-        ]
-    for u in range(reads):
-        lines.append(f"        left = i32(end - k{u})")
-        for i, value in enumerate(values[u]):
-            out = Lines()
-            raw = out.loaded(value, x)
-            term = out.cast(out.value(pre, lambda e, raw=raw: raw), pre.dtype, acc)  # type: ignore[misc]
-            prefix = f"u{u}_{i}_"
-            body = [_renamed(line, prefix) for line in out.lines]
-            lines += [f"        {line}" for line in body]
-            valid = f"left > i32({i if vector > 1 else 0})"
-            target = accs[i] if lanes > 1 else "a0"
-            taken = f"select({valid}, {_renamed(term, prefix)}, {identity})"
-            lines.append(f"        {target} = {combine.format(target, taken)}")
-    lines.append(f"        k = i32(k + i32({reads * vector}) * T)")
-    if gathers:
-        halves = gather(accs, combine, threads)
-    else:
-        halves = exchange(accs, combine, threads, THREADS) if threads else tree(accs, combine, THREADS)
-    lines += halves
-    finish = Lines()
-    results = [finish.cast(a, acc, DType(params["acc"])) for a in accs]
-    results += ["f32(0)" if DType(params["acc"]) is DType.F32 else results[0]] * (params["width"] - lanes)
-    stored = [
-        "if t == 0 and o < outputs:",
-        *(f"    {line}" for line in finish.lines),
-        f"    store(({', '.join(results)},), m, c, e)",
-    ]
-    if not params["split"]:
-        return [*lines, *stored]
-    size = lanes * acc.size
-    return [
-        *lines,
-        # Partial results: (outputs, splits, lanes).
-        f"parts = scratch + i64(o) * i64(splits) * i64({size})",
-        "if t == 0 and o < outputs:",
-        f"    store_part(parts + i64(split) * i64({size}), {listed})",
-        "if last_to_arrive(u64(counters + i64(blockIdx) * i64(4)), splits):",
-        *(f"    {a} = {identity}" for a in accs),
-        "    if o < outputs:",
-        "        k = t",
-        "        while k < splits:",
-        f"            {', '.join(f'p{i}' for i in range(lanes))} = load_part(parts + i64(k) * i64({size}))",
-        *(f"            {a} = {combine.format(a, f'p{i}')}" for i, a in enumerate(accs)),
-        "            k += T",
-        *(f"    {line}" for line in halves),
-        *(f"    {line}" for line in stored),
-    ]
-
-
-def gather(accs: Sequence[str], combine: str, threads: int) -> list[str]:
-    """Text that combines the vectors of an output's `threads` threads, those at o + t * stride, through `shared`.
-
-    Each of a vector's lanes becomes the matter of a part of the threads, which are neighbours: they read the lane of all
-    vectors, and exchange the rest. So a number takes a few exchanges, where a tree would take as many barriers as levels. The
-    thread t = 0 ends up with the results. `shared` has a row of numbers for each lane, and `gathered_room` more.
-    """
-    each, stride = threads // LANES, THREADS // threads
-    rest = THREADS * LANES
-    results = rest + THREADS // 32
-    return [
-        *(f"shared[i32({i * THREADS}) + tid] = {a}" for i, a in enumerate(accs)),
-        "cuda.syncthreads()",
-        f"number = tid >> i32({each.bit_length() - 1})",  # lane · stride + o
-        f"at = (number >> i32({stride.bit_length() - 1})) * i32({THREADS}) + (number & i32({stride - 1}))",
-        f"at = i32(at + (tid & i32({each - 1})) * i32({stride}))",
-        "total = shared[at]",
-        *(f"total = {combine.format('total', f'shared[at + i32({i * each * stride})]')}" for i in range(1, LANES)),
-        *exchange(["total"], combine, each, THREADS, rest),
-        f"if tid & i32({each - 1}) == 0:",
-        f"    shared[i32({results}) + number] = total",
-        "cuda.syncthreads()",
-        *(f"{a} = shared[i32({results + i * stride}) + (tid & i32({stride - 1}))]" for i, a in enumerate(accs)),
-    ]
-
-
-def gathered_room(threads: int) -> int:
-    """Numbers that `gather` needs beside the vectors: one of each warp, and the results."""
-    return THREADS // 32 + LANES * (THREADS // threads)
-
-
-def _renamed(text: str, prefix: str) -> str:
-    """The text with the names v0, v1 … of one expression's lines made its own."""
-    return re.sub(r"\bv(\d+)\b", rf"{prefix}\1", text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tccompile.arch import Arch
-from tccompile.ir.extent import ceil_div
+from tccompile.ir.extent import ceil_div, divides
 from tccompile.ir.ops import Op, Resize
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -205,5 +205,5 @@ def _lanes(op: Op, program: Program) -> int:
 def _vectors(x: Tensor, axis: int, lanes: int) -> bool:
     width = min(16, lanes * x.dtype.size)
     others = [s for a, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)) if a != axis and n > 1]
-    aligned = all(n * x.dtype.size % width == 0 for n in (x.offset, *others))
-    return x.strides[axis] == 1 and x.padded[axis] % lanes == 0 and aligned
+    aligned = all(divides(width, n * x.dtype.size) for n in (x.offset, *others))
+    return x.strides[axis] == 1 and divides(lanes, x.padded[axis]) and aligned

@@ -230,6 +230,10 @@ class Kernel(Family):
         """All of `configs`, found once for an op."""
         return [*self.configs(op, program, arch)]
 
+    def shareable(self, op: Op, program: Program, config: Config, arch: Arch) -> Iterator[Config]:
+        """Configs beside one of `configs`, no faster, but whose code other ops may have: for ranges, whose codes are few."""
+        return iter(())
+
     @abstractmethod
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         """Estimated time in microseconds."""

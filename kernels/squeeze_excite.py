@@ -48,11 +48,11 @@ RESIDENT = {128: 8, 256: 4, 512: 2}
 TOGETHER, SMS = {8: 15, 4: 30, 2: 66, 1: 132}, 132
 """Clusters of so many blocks, one on each multiprocessor, that run at once on an H200, and its multiprocessors."""
 
-ROWS = 4
+ROWS = 8
 """Rows of the first weights that a warp reads at once, at most."""
 
-SHARING = 8
-"""Threads that share a row of the second weights, at most."""
+TOGETHER_READ = 64
+"""Bytes that come from memory together."""
 
 
 @dataclass(frozen=True)
@@ -293,9 +293,9 @@ def shares(chain: Chain, config: Config) -> Shares:
     abreast = max(1, threads // wide)
     channels, pixels = chain.lanes * wide, ceil_div(ceil_div(chain.pixels, along), abreast)
     subs, units = max(1, threads // channels), chain.first.weights.shape[0]
-    hidden = round_up(units, GROUP)
-    numbers = chain.lanes * threads + channels * (subs + 2) + 2 * hidden
-    weights = channels * (units * chain.first.weights.dtype.size + hidden * chain.second.weights.dtype.size)
+    chunks = ceil_div(units, GROUP)
+    numbers = chain.lanes * threads + channels * (subs + 2) + 2 * GROUP * chunks
+    weights = channels * (units * chain.first.weights.dtype.size + GROUP * (chunks | 1) * chain.second.weights.dtype.size)
     return Shares(across, along, threads, wide, abreast, subs, pixels, 4 * numbers + weights + VECTOR * threads * pixels)
 
 
@@ -360,10 +360,12 @@ class SqueezeExcite(Joint):
         chain = described(tuple(ops), program)
         assert isinstance(chain, Chain)
         s, own = shares(chain, config), measured(arch).squeeze_excite
-        images, row = hint(chain.x.shape[0]), VECTOR * s.vectors
+        images, moved = hint(chain.x.shape[0]), 0.0
         turns = ceil_div(images, int(TOGETHER[s.blocks] * arch.sms / SMS) * s.resident(arch))
-        sectors = round_up(row, 32) / row if s.across > 1 else 1.0
-        moved = own.moving * sectors * memory_us([chain.x, chain.y], arch) / min(1.0, own.reach * images * s.blocks / arch.sms)
+        for t in (chain.x, chain.y):
+            row = chain.lanes * s.vectors * t.dtype.size
+            parts = round_up(row, TOGETHER_READ) / row if s.across > 1 else 1.0
+            moved += own.moving * parts * memory_us([t], arch) / min(1.0, own.reach * images * s.blocks / arch.sms)
         weights = 2 * chain.first.weights.shape[0] * chain.lanes * s.vectors / s.threads * own.weight_us
         each = own.turn_us + own.thread_us * s.threads + weights + own.pixel_us * s.pixels * chain.lanes
         return measured(arch).launch_us + own.start_us + moved + each * turns
@@ -377,12 +379,11 @@ class SqueezeExcite(Joint):
             return Work(())
         units = first.shape[0]
         chunks = ceil_div(units, GROUP)
-        sharing = min(SHARING, 1 << (chunks - 1).bit_length())
         launch = Launch(
             code(
                 self.name, x=x.dtype.value, y=y.dtype.value, w=first.dtype.value, v=second.dtype.value,
                 across=s.across, blocks=s.blocks, threads=s.threads, resident=RESIDENT[s.threads],
-                rows=min(ROWS, ceil_div(units, s.threads // 32)), sharing=sharing, masked=y.padded[1] != y.shape[1],
+                rows=min(ROWS, ceil_div(units, s.threads // 32)), masked=y.padded[1] != y.shape[1],
                 early=_early(chain, program), units=args.units, expr=encode(args.expr),
             ),
             grid=(x.shape[0] * s.blocks, 1, 1),

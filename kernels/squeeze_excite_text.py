@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tccompile.ir.expr import Expr
 from tccompile.ir.types import DType
 from tccompile.kernels.codegen import Lines, Parameters
+from tccompile.kernels.loops import exchange
 from tccompile.kernels.spec import Value
 from tccompile.kernels.text import Called, KernelText, indented, intrinsic, parameters
 
@@ -37,8 +38,8 @@ class Writer:
 
     Shared memory, with W for each of the block's channels: numbers, from P on each thread's sums; from A on those of all, S
     rows; from M on means; from E on the block's part of the first product, and from H on hidden units, both to a multiple of 8;
-    from G on gates. Then weights: from B on rows of the first ones, and from D on of the second ones. Then x: vectors at `slots`
-    and steps of it.
+    from G on gates. Then weights: from B on rows of the first ones, and from D on of the second ones, an odd number of eights
+    apart, of which neighbours lie in other banks. Then x: vectors at `slots` and steps of it.
     """
 
     def __init__(self, params: Mapping[str, Value], units: Sequence[tuple[Expr, Sequence[DType]]], expr: Expr) -> None:
@@ -127,7 +128,8 @@ class Writer:
             f"G = i32(H + v_chunks * i32({GROUP * 4}))",
             "B = i32(G + W * 4)",
             f"D = i32(B + units * W * i32({self.w.size}))",
-            f"slots = i32(D + W * v_chunks * i32({GROUP * self.v.size}) + tid * i32({VECTOR}))",
+            "apart = v_chunks | i32(1)",
+            f"slots = i32(D + W * apart * i32({GROUP * self.v.size}) + tid * i32({VECTOR}))",
         ]
 
     def _weights(self) -> list[str]:
@@ -145,8 +147,9 @@ class Writer:
             "while u < W * line:",
             "    row = quotient(u, line)",
             "    inside = i32(i32(c0 + row < v_columns) << i32(4))",
-            f"    at = i64(c0 + row) * (i64(v_row) * i64({v})) + i64(u - row * line) * i64({VECTOR})",
-            f"    copy(i32(D + u * {VECTOR}), v + at, inside)",
+            f"    at = i32(u - row * line) * i32({VECTOR})",
+            f"    from_v = v + i64(c0 + row) * (i64(v_row) * i64({v})) + i64(at)",
+            f"    copy(i32(D + row * apart * i32({GROUP * v}) + at), from_v, inside)",
             f"    u = i32(u + i32({threads}))",
         ]
 
@@ -219,9 +222,7 @@ class Writer:
             words = ", ".join(f"words[{i}]" for i in range(GROUP * size // 4))
             out.append(f"        b{r} = dot(b{r}, unpack_w({words}), ms)")
         out.append(f"        k = i32(k + {32 * GROUP})")
-        for half in (16, 8, 4, 2, 1):
-            for r in rows:
-                out += [f"    other = shuffle(b{r}, i32({half}))", f"    b{r} = b{r} + other"]
+        out += indented(exchange([f"b{r}" for r in rows], "{} + {}", 32, self.p["threads"]))
         out.append("    if lane == 0:")
         for r in rows:
             out += [f"        if row + i32({r}) < units:", f"            keep(i32(E + (row + i32({r})) * 4), b{r})"]
@@ -253,28 +254,23 @@ class Writer:
         ]
 
     def _gates(self) -> list[str]:
-        """What each of the block's channels is multiplied by. All lanes of a warp exchange sums."""
-        sharing, size = self.p["sharing"], self.v.size
-        lines, result = self._value(self.second, "i32(c0 + ch)", "i32(c0 + ch < v_columns)")
+        """What each of the block's channels is multiplied by."""
+        size = self.v.size
+        lines, result = self._value(self.second, "i32(c0 + u)", "i32(c0 + u < v_columns)")
         words = ", ".join(f"words[{i}]" for i in range(GROUP * size // 4))
-        body = [
-            f"ch, k, z = u >> i32({sharing.bit_length() - 1}), u & i32({sharing - 1}), f32(0)",
-            "while k < v_chunks and ch < W:",
-            f"    words = words_v(i32(D + (ch * v_chunks + k) * i32({GROUP * size})))",
-            f"    z = dot(z, unpack_v({words}), own8(i32(H + k * i32({GROUP * 4}))))",
-            f"    k = i32(k + i32({sharing}))",
-        ]
-        half = sharing // 2
-        while half:
-            body += [f"other = shuffle(z, i32({half}))", "z = z + other"]
-            half //= 2
-        body += [
-            f"if i32(u & i32({sharing - 1})) == 0 and ch < W:",
+        return [
+            "u = tid",
+            "while u < W:",
+            "    k, z = i32(0), f32(0)",
+            "    while k < v_chunks:",
+            f"        words = words_v(i32(D + (u * apart + k) * i32({GROUP * size})))",
+            f"        z = dot(z, unpack_v({words}), own8(i32(H + k * i32({GROUP * 4}))))",
+            "        k = i32(k + i32(1))",
             *indented(lines),
-            f"    keep(i32(G + ch * 4), {result})",
-            f"u = i32(u + i32({self.p['threads']}))",
+            f"    keep(i32(G + u * 4), {result})",
+            f"    u = i32(u + i32({self.p['threads']}))",
+            "cuda.syncthreads()",
         ]
-        return ["u = tid", f"while i32(u & i32(-32)) < W * i32({sharing}):", *indented(body), "cuda.syncthreads()"]
 
     def _results(self) -> list[str]:
         text = Lines(self.scalars)

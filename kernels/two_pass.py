@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.extent import ceil_div, same
+from tccompile.ir.extent import ceil_div, divides, same
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -101,7 +101,7 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
         if axis is not None:
             row_step[axis], step = step, step * x.shape[axis]
     channels = x.shape[1] // groups if groups else 0
-    unit = 8 if is_vector_type(x) and vectors(x, lane, 8) and y.padded[lane] % 8 == 0 else 1
+    unit = 8 if is_vector_type(x) and vectors(x, lane, 8) and divides(8, y.padded[lane]) else 1
     if groups and lane == 1 and channels % 8:
         unit = 1
     kept: list[tuple[int, ...]] = []  # extent, and steps in x, rows and lanes

@@ -90,7 +90,7 @@ from tccompile.schedule.choose import schedule
 from tccompile.schedule.place import place
 from tccompile.schedule.timings import NO_TIMINGS, Timings, timings
 from tccompile.stages.budget import Budgeted, raised_within, with_raised
-from tccompile.stages.measure import measured
+from tccompile.stages.measure import agree, measured
 from tccompile.stages.progress import Progress, logged, quiet
 from tccompile.stages.quantize import calibrated
 from tccompile.stages.quantized_notes import quantization_notes
@@ -531,8 +531,11 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)
 
+    same = partial(agree, options=options, weights=opened.weights)
     with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
-        found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of)]
+        found = [
+            with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of, same)
+        ]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
 
 

@@ -13,8 +13,10 @@ import pytest
 
 import tccompile
 from tccompile.dump import Dump
+from tccompile.emit.pack import pack
 from tccompile.errors import UsageError
-from tccompile.load.model import sources
+from tccompile.ir.limits import check_program
+from tccompile.load.model import read, sources
 from tccompile.options import Options
 from tccompile.pipeline import to_program
 from tccompile.plan.file import to_bytes
@@ -192,6 +194,20 @@ def test_entries_read_their_own_constants_of_one_name():
         taken.append({arg.name for arg in args if isinstance(arg, Address) and arg.space == "weights"})
         assert taken[-1] == set(entry.program.constants)
     assert len(taken[0]) == 4 and not taken[0] & taken[1]
+
+
+def test_what_is_said_of_a_constant_goes_with_its_new_name():
+    """Where entries store a weight of one name differently, the second has it under another name, with its reason and scale."""
+    net = Net(x=("n", 32))
+    model = read(net.out(net("MatMul", "x", net.normal(32, 8))).model())
+    options = [Options(), Options(fp32=("n0",))]
+    programs = [to_program(model, {"x": (n, 32)}, o, Dump(None)) for n, o in zip((2, 3), options, strict=True)]
+    plan = pack("cpu", {}, [(program, ()) for program in programs], {}, model.weights, False)
+    for entry in plan.entries:
+        check_program(entry.program)
+    ((weight, recipe),) = plan.entries[1].program.constants.items()
+    assert weight not in programs[1].tensors and recipe == programs[1].constants[weight.partition("@")[0]]
+    assert plan.entries[1].program.storage[weight].reason.startswith("fp32")
 
 
 def test_weights_are_neither_copied_nor_rearranged_to_measure(tmp_path):

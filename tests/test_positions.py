@@ -236,6 +236,20 @@ def test_what_comes_in_may_lie_far_from_zero_when_its_mean_is_taken_out():
     assert all("takes its mean out" in s.reason for s in storage(plan).values()) and len(storage(plan)) <= 1
 
 
+def test_a_series_of_any_size_is_made_relative_to_its_own_statistics_and_back():
+    """Amounts of millions, beyond fp16: standardized over time, through a layer, and taken back to their size."""
+    n = Network(12)
+    mean = n("x", "ReduceMean", array(1).astype(np.int64), keepdims=1)
+    apart = n("x", "Sub", mean)
+    deviation = n(n(n(apart, "Mul", apart), "ReduceMean", array(1).astype(np.int64), keepdims=1), "Sqrt")
+    y = n(n(n(apart, "Div", deviation), "MatMul", n.weight(8, 32)), "Relu")
+    y = n(y, "MatMul", n.weight(32, 8))
+    made = n.model((2, 24, 8), n(n(y, "Mul", deviation), "Add", mean), n(n(mean, "Mul", mean), "Sqrt"))
+    plan = without_code(made, ("sm_80",), precision="mixed")
+    assert max(errors(plan, made, {"x": 1e7 + 1e6 * RNG.standard_normal((2, 24, 8)).astype(np.float32)}).values()) <= 1e-3
+    assert all("statistics" in s.reason for s in storage(plan).values())
+
+
 def test_activations_that_a_sine_is_taken_of_stay_in_fp16():
     """A snake activation of a layer's results of about 1: nothing is lost, and Tensor Cores are kept."""
     n = Network(12)

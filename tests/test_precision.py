@@ -16,7 +16,7 @@ from tccompile.errors import InputError, UnsupportedError, UsageError, Verificat
 from tccompile.ir import halves, weights
 from tccompile.ir.expr import walk
 from tccompile.ir.feeds import samples, seeded
-from tccompile.ir.ops import Conv, Gemm, Softmax
+from tccompile.ir.ops import Conv, Gemm, Scatter, Softmax
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.tensor import dense
@@ -37,6 +37,7 @@ from tccompile.stages import measure
 from tests.gpu.cases import program_of
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.plans import without_code
+from tests.rewrites.common import Net
 from tests.tiers import thorough, usually
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("*.onnx"))
@@ -163,9 +164,9 @@ def operands(program: Program):
 
 
 def test_values_that_drown_are_scaled():
-    """Fourth powers of 1e-2 before a convolution: in fp16 they are 0 or of a few bits."""
+    """Numbers of 1e-8 before a convolution: in fp16 they are 0 or of a few bits."""
     n = Network(4)
-    x = n(n("x", "Mul", np.array(1e-2, np.float32)), "Pow", np.array(4, np.float32))
+    x = n(n("x", "Mul", np.array(1e-8, np.float32)), "Tanh")
     x = n(x, "Conv", n.weight(16, 8, 3, 3))
     model = n.model((1, 8, 9, 9), n(x, "Mul", np.array(3e7, np.float32)))
     inputs = feeds(model, 1)
@@ -175,6 +176,16 @@ def test_values_that_drown_are_scaled():
     signs = {name in plan.entries[0].program.constants: np.sign(np.log2(s.scale)) for name, s in storage(plan).items()}
     assert signs == {True: -1, False: 1}
     assert max(errors(plan, model, inputs).values()) <= 1e-3
+
+
+@pytest.mark.parametrize("size", [0.1, 1, 30])
+def test_powers_of_activations_have_no_scale_that_larger_inputs_leave(size):
+    """Fourth powers of 1e-2 before a convolution, a million times as large where inputs are 30 times as large."""
+    n = Network(4)
+    x = n(n("x", "Mul", np.array(1e-2, np.float32)), "Pow", np.array(4, np.float32))
+    model = n.model((1, 8, 9, 9), n(x, "Conv", n.weight(16, 8, 3, 3)))
+    inputs = {name: size * x for name, x in feeds(model, 1).items()}
+    assert max(errors(without_code(model, ("sm_80",), precision="mixed"), model, inputs).values()) <= 1e-3
 
 
 @pytest.mark.parametrize("size", [1e6, 1e-8])
@@ -736,3 +747,17 @@ def test_channels_of_about_one_size_share_a_power() -> None:
     assert powers_of(np.array([[1.0], [0], [0.3]])) is None and powers_of(np.zeros((3, 4))) is None
     assert powers_of(np.array([[np.inf], [1e-9]])) is None
     assert powers_of(np.array([[1.0, 0.5], [2.0**-30, 0], [0, 0], [2.0**20, 1]])).tolist() == [0, 32, 0, -16]
+
+
+@pytest.mark.parametrize("precision", ["mixed", "fp16", "bf16"])
+@pytest.mark.parametrize(("reduction", "dtype"), [("add", DType.F32), ("mul", DType.F32), ("max", None)])
+def test_what_updates_are_added_to_is_fp32(precision, reduction, dtype):
+    """They are added one after the other where the sum is stored: one of ones in fp16 ends at 2048."""
+    net = Net(x=(2, 4), updates=(3000, 4))
+    at = np.zeros((3000, 4), np.int64)
+    y = net("ScatterElements", net("Relu", "x"), at, net("Relu", "updates"), axis=0, reduction=reduction)
+    program = without_code(net.out(net("Relu", y)).model(), ("sm_80",), precision=precision).entries[0].program
+    (scatter,) = (op for op in program.ops if isinstance(op, Scatter))
+    half = DType.BF16 if precision == "bf16" else DType.F16
+    assert program.tensors[scatter.y].dtype is (dtype or half)
+    assert program.tensors[scatter.updates].dtype is half

@@ -321,6 +321,15 @@ def test_an_output_of_another_shape_is_said(shape: tuple[int | str, ...], says: 
     assert plan.entries[0].program.tensors["y"].shape == (4, 3)
 
 
+def test_an_output_of_another_shape_is_said_once_for_a_range() -> None:
+    net = Net(x=("n", 3))
+    model = net.out(net("Softmax", net("MatMul", "x", net("Transpose", "x", perm=[1, 0])))).model()
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 24
+    with pytest.warns(RuntimeWarning, match="says that its output") as told:
+        without_code(model, ranges={"n": (1, 40)})
+    assert len([w for w in told if "says that its output" in str(w.message)]) == 1
+
+
 def test_a_plan_with_constants_of_its_own_is_the_same_read_and_written_again() -> None:
     """Which are numbered in the file by their names, not as the model happens to make them."""
     net = Net(x=(4096,))

@@ -148,16 +148,27 @@ class Promoted(Accumulator):
     With a sparse left operand, two stages have as many products as one, and whoever multiplies asks for
     nothing()        sums before the first of two stages, as `zero` of all
     add(acc, part)   those of two stages with the others
+
+    in_pairs  whether the sums of two stages are made at once, of an operand that is not sparse. Whoever multiplies asks for
+    begin(operands, slot)        the sums of a stage, which are made from here on
+    end(acc, part, operands, slot)  those with the sums of another stage, added to the others
     """
 
     at_once = True
 
     def __init__(
-        self, left: Operand, right: Operand, ring: Ring, places: Places | None = None, blocks: int = 1, short: int = 0
+        self,
+        left: Operand,
+        right: Operand,
+        ring: Ring,
+        places: Places | None = None,
+        blocks: int = 1,
+        short: int = 0,
+        in_pairs: bool = False,
     ) -> None:
         super().__init__(left, right, ring, places, blocks, short)
         nothing, of_stage, add = self.zero, self.multiply, hw.add(right.extent)
-        self.zero, self.nothing, self.add = mma.zeros(right.extent // 2), nothing, add
+        self.zero, self.nothing, self.add, self.in_pairs = mma.zeros(right.extent // 2), nothing, add, in_pairs
         if places:
             return
 
@@ -170,6 +181,18 @@ class Promoted(Accumulator):
             pass
 
         self.multiply, self.wait_last, self.wait = multiply, there, there
+        if in_pairs:
+            begun = Accumulator(left, right, ring).multiply
+
+            @inline
+            def begin(operands, slot):
+                return begun(nothing(), operands, slot, i32(0), i32(0))
+
+            @inline
+            def end(acc, part, operands, slot):
+                return add(acc, of_stage(part, operands, slot, i32(1), i32(0)))
+
+            self.begin, self.end = begin, end
 
 
 class Overlapped(Accumulator):
@@ -202,13 +225,16 @@ def accumulator(
     overlaps: bool = False,
     short: int = 0,
     promoted: bool = False,
+    in_pairs: bool = False,
 ) -> Accumulator:
     """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promoted`: whether sums of
-    several stages are rough, and `overlaps`, whether they are then `Overlapped`; `short`: bytes of K that count in the first
-    stage, if not all."""
+    several stages are rough, `overlaps`, whether they are then `Overlapped`, and `in_pairs`, whether those of two stages are made
+    at once; `short`: bytes of K that count in the first stage, if not all."""
     if overlaps:
         return Overlapped(left, right, ring, short)
-    return (Promoted if promoted else Accumulator)(left, right, ring, places, blocks, short)
+    if promoted:
+        return Promoted(left, right, ring, places, blocks, short, in_pairs)
+    return Accumulator(left, right, ring, places, blocks, short)
 
 
 class BlocksAccumulator(Part):

@@ -194,7 +194,7 @@ def rows_of_boxes(staging: Staging, columns: int, params: Params) -> tuple[Any, 
     """How 16 rows of 16 columns go through the epilogue into a box of so many columns: the device functions place(lane) and
     put(values, at, c, e), of `put_rows` or `_put_bytes`, and the types of the epilogue's arguments."""
     halves, added = staging.result == RESULT, staging.landed is not None
-    compute, extra = epilogue.build_results(params, groups=1 if halves else 2)
+    compute, extra = epilogue.build_results(params, groups=1 if halves else 2, rectified=False)
     if halves:
         return _place_of_halves, put_rows(compute, added, kind_of(params)), extra
     return *_put_bytes(compute, staging.result * columns, added, params), extra
@@ -219,7 +219,7 @@ def kept_rows_of_boxes(staging: Staging, columns: int, blocks: int, params: Para
 
     if staging.result == RESULT or blocks > 1:
         return place, nothing, plain, extra
-    kept, results, extra = epilogue.build_kept(params)
+    kept, results, extra = epilogue.build_kept(params, rectified=False)
     put_four, load_four = _fours_of_bytes(staging.result * columns, staging.landed is not None, params)
     return place, _kept_by_eights(kept, columns // 8), _put_kept(results, put_four, load_four), extra
 
@@ -314,7 +314,7 @@ def _put_bytes(compute: Any, line: int, added: bool, params: Params) -> tuple[An
 def _fours_of_bytes(line: int, added: bool, params: Params) -> tuple[Any, Any]:
     """The device functions (at, values) that stores a lane's eight results, and at → what is there, if something is added."""
     dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
-    store = memory.store(dtype, 2, space="shared", rounds=dtype in BYTES)
+    store = memory.store(dtype, 2, space="shared", rounds=dtype in BYTES, rectifies=epilogue.rectifies(params))
     load = epilogue.load_added(params, 2, "shared") if added else None
 
     @inline
@@ -337,9 +337,9 @@ NEIGHBOURS = 8
 
 def rows_by_eight(line: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `rows_of_boxes`, of 32 columns, in a box's rows of `line` bytes, which a lane takes by eight."""
-    compute, extra = epilogue.build_results(params)
+    compute, extra = epilogue.build_results(params, rectified=False)
     dtype, below = epilogue.Form.decoded(params).y.dtype, 8 * line
-    store = memory.store(dtype, NEIGHBOURS, space="shared", rounds=dtype in BYTES)
+    store = memory.store(dtype, NEIGHBOURS, space="shared", rounds=dtype in BYTES, rectifies=epilogue.rectifies(params))
     load = epilogue.load_added(params, NEIGHBOURS, "shared") if added else None
 
     @inline

@@ -23,6 +23,8 @@ def summing(ring: Ring, product: Accumulator, results: Results, added: bool, sho
     whether the first stage counts in part; `shared`: whether stages are filled by several blocks of a cluster."""
     if isinstance(product, Overlapped):
         return _overlapped(ring, product, results, added, short)
+    if not product.sparse and isinstance(product, Promoted) and product.in_pairs:
+        return _in_pairs(ring, product, results, added, short)
     if not product.sparse:
         return _dense(ring, product, results, added, short)
     if isinstance(product, Promoted):
@@ -67,6 +69,48 @@ def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> A
         product.wait()
         if not at_once and tid & 127 == 0:
             ring.release(before)
+        return acc, slot, parity
+
+    return sum_up
+
+
+def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
+    """Of rough sums: those of two stages are made by themselves, and then added to the others. Of an odd number of stages, the
+    first one is by itself."""
+    multiply_short = product.multiply_short if short else None
+
+    @inline
+    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
+        leads = thread[3] & 127 == 0
+        k, end = share
+        acc = product.zero()
+        if added and not results.early:
+            results.ask(thread, tile, i32(0), e)
+        if short:
+            ring.wait(buffers, slot, parity)
+            acc = multiply_short(operands, slot)
+            if leads:
+                ring.release(ring.hold(buffers, slot))
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+        if (end - k) & 1:
+            ring.wait(buffers, slot, parity)
+            acc = product.multiply(acc, operands, slot, k, k)
+            if leads:
+                ring.release(ring.hold(buffers, slot))
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 1)
+        while k < end:
+            ring.wait(buffers, slot, parity)
+            part, held = product.begin(operands, slot), ring.hold(buffers, slot)
+            slot, parity = ring.advance(slot, parity)
+            ring.wait(buffers, slot, parity)
+            acc = product.end(acc, part, operands, slot)
+            if leads:
+                ring.release(held)
+                ring.release(ring.hold(buffers, slot))
+            slot, parity = ring.advance(slot, parity)
+            k = i32(k + 2)
         return acc, slot, parity
 
     return sum_up

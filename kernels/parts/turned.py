@@ -194,7 +194,7 @@ def _place_of_pairs(warp, lane):
 
 def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:
     """As `_put_turned`, for bytes: a lane's channels are neighbours, c and c + 1."""
-    kept, results, extra = epilogue.build_kept(params)
+    kept, results, extra = epilogue.build_kept(params, rectified=False)
     floats, stored = epilogue.floats_added(params, 4) if added else None, epilogue.Form.decoded(params).y.dtype
 
     @inline
@@ -234,7 +234,7 @@ def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any,
 
     def put(rows: int) -> Any:
         count = next(n for n in (4, 2, 1) if 8 * n <= rows)
-        compute, store = several(count), hw.store_byte_matrices(stored, count)
+        compute, store = several(count), hw.store_byte_matrices(stored, count, epilogue.rectifies(params))
         load, words = hw.read_turned_matrices(count), (types.uint32(0),) * count
         four, further = 4 * count, 8 * count * 64
 

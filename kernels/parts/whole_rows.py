@@ -1,5 +1,5 @@
-"""Products of which a warpgroup makes 64 rows at a time, with all weights in shared memory: how weights come there, and how
-results get into the boxes that the copy engine stores."""
+"""Products of which a warpgroup makes 64 rows at a time, with all weights in shared memory: how weights come there, how a chunk
+is multiplied, and how results get into the boxes that the copy engine stores."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from tccompile.kernels.gemm_sm90_copies import EIGHTS
 from tccompile.kernels.parts import boxes
-from tccompile.kernels.parts.operands import ROWS
+from tccompile.kernels.parts.operands import ROW, ROWS, Operand
 from tccompile.kernels.parts.results import taking
+from tccompile.kernels.parts.row_tile import RowTile
 from tccompile.kernels.parts.staging import Staging
 from tccompile.kernels.ptx import hopper as hw
-from tccompile.kernels.ptx.core import i32, inline, u32
+from tccompile.kernels.ptx.atoms import group_atom
+from tccompile.kernels.ptx.core import i32, inline, u32, u64
 from tccompile.kernels.spec import Value
 
 
@@ -28,6 +30,40 @@ def copying_columns(size: int) -> Any:
         hw.copy_box5(at, map_, barrier, k, i32(0), i32(0), i32(0), i32(column // EIGHTS))
 
     return by_eight if size == 1 else straight
+
+
+def multiplying(columns: int, kinds: tuple[str, str]) -> Any:
+    """The device function (sums, address of a chunk of rows, of its weights, whether to add), of rows and weights of these types
+    whose chunks have 128 bytes of K."""
+    rows, w = (Operand(extent, 0, kind, ROW, 1, True) for extent, kind in zip((ROWS, columns), kinds, strict=True))
+    rows_half, w_half = hw.descriptor(*rows.layout), hw.descriptor(*w.layout)
+    multiplied = hw.multiply(columns, tuple(zip(rows.steps, w.steps, strict=True)), (True, True), kinds)
+
+    @inline
+    def multiply(acc, a, b, more):
+        return multiplied(acc, hw.operand(u64(rows_half), a), hw.operand(u64(w_half), b), more)
+
+    return multiply
+
+
+def storing(t: RowTile, at: int, kinds: tuple[str, str], params: tuple[Value, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The device function (thread, maps, place, tile, column, sums, f) that stores a tile's results by way of a place's boxes, of
+    which the first are `at` bytes behind the base; and the types of the epilogue's arguments. kinds: of what is multiplied."""
+    per, z_bytes, boxes, line = t.line // t.result, t.z_bytes, t.z_boxes, t.line
+    (put,), extra = putting(params, (t.columns, 1), line, per, False, group_atom(*kinds).acc)
+
+    @inline
+    def store(thread, maps, place, tile, column, sums, f):
+        base, group, own, lane, leads = thread
+        first = u32(base + at + place * z_bytes)
+        put(sums, u32(first + own * (16 * line)), lane, column, f)
+        hw.fence_copies()
+        hw.sync_group(i32(group + 1))
+        if leads:
+            for k in range(boxes):
+                hw.store_box(maps[2], u32(first + k * (ROWS * line)), i32(column + k * per), i32(tile * ROWS), i32(0))
+
+    return store, extra
 
 
 def putting(

@@ -531,17 +531,17 @@ def store_matrices(count: int = 4, turned: bool = False, kind: str = "f16") -> A
 
 
 @cache
-def store_byte_matrices(dtype: DType, count: int) -> Any:
+def store_byte_matrices(dtype: DType, count: int, rectifies: bool) -> Any:
     """The device function (address, four float32 a matrix): `count` matrices of 8×8 pairs of bytes to shared memory, turned. Of
     the pair at each of two neighbouring places in column lane / 4 a lane gives the first bytes, then the second ones. All are
-    rounded and saturated. Addresses are those of `store_matrices`."""
+    rounded and saturated; `rectifies`: as `memory.store` has it. Addresses are those of `store_matrices`."""
     words = "abcd"[:count]
 
     def text() -> str:
         body = list[str]()
         for i, word in enumerate(words):
             pairs = [f"${4 * i + k + 1}" for k in (0, 2, 1, 3)]
-            body += pack(dtype, word, pairs) if dtype.is_float else pack_rounded(dtype, word, pairs)
+            body += pack(dtype, word, pairs, rectifies) if dtype.is_float else pack_rounded(dtype, word, pairs)
         stored = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [$0], {{{', '.join(words)}}};"
         return f"{{ .reg .b32 {', '.join(words)}; {' '.join(body)} {stored} }}"
 

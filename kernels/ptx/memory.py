@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from tccompile.ir.types import FLOAT8, DType
@@ -271,20 +271,23 @@ def _unpacked(dtype: DType, n: int, first: int, body: list[str]) -> list[tuple[i
 
 
 @cache
-def store(dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False) -> Any:
+def store(
+    dtype: DType, n: int = 1, guarded: bool = False, space: str = "global", rounds: bool = False, rectifies: bool = False
+) -> Any:
     """The device function that writes n elements of `dtype`. Integers keep their low bits: saturate them before. Floats of 8 bits
-    saturate; and so do bytes, two of them or more, that are given as float32 with `rounds`."""
+    saturate; and so do bytes, two of them or more, that are given as float32 with `rounds`. With `rectifies`, floats of 8 bits go
+    through ReLU first, where there are instructions for them."""
     value = f32 if dtype.is_float or rounds else i64
     params = (_address(space), *(value,) * n, *((i32,) if guarded else ()))
 
     def text() -> str:
-        return _store(dtype, n, guarded, space, rounds)
+        return _store(dtype, n, guarded, space, rounds, rectifies)
 
     return instruction(text if rounds else _made(dtype, text), void, *params)
 
 
-def _store(dtype: DType, n: int, guarded: bool, space: str, rounds: bool) -> str:
-    body, join = [], pack if not rounds else pack_rounded if since(PACKED) else _pack_clamped
+def _store(dtype: DType, n: int, guarded: bool, space: str, rounds: bool, rectifies: bool) -> str:
+    body, join = [], partial(pack, rectifies=rectifies) if not rounds else pack_rounded if since(PACKED) else _pack_clamped
     for at, width, word in _chunks(dtype.size, n):
         names = [f"w{at}_{k}" for k in range(width // word)]
         vector, source = _braces(names)
@@ -355,8 +358,8 @@ def unpack(dtype: DType, word: str, out: list[str]) -> list[str]:
     return lines
 
 
-def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
-    """Convert compute values to storage and join them in the register `word`."""
+def pack(dtype: DType, word: str, values: list[str], rectifies: bool = False) -> list[str]:
+    """Convert compute values to storage and join them in the register `word`; `rectifies`: as `store` has it."""
     halves = [f"{word}h{j}" for j in range(len(values))]
     if dtype is DType.F16:
         if len(values) == 1:
@@ -375,7 +378,8 @@ def pack(dtype: DType, word: str, values: list[str]) -> list[str]:
             return [*lines, f"cvt.u16.u32 {word}, {word}b0;"]
         return [*lines, f"bfi.b32 {word}, {word}b1, {word}b0, 16, 16;"]
     if dtype in FLOAT8:
-        return _pack_pairs(dtype, word, values) if since(WITH_FLOAT8) else _pack_float8(dtype, word, values)
+        assert since(WITH_FLOAT8) or not rectifies
+        return _pack_pairs(dtype, word, values, rectifies) if since(WITH_FLOAT8) else _pack_float8(dtype, word, values)
     if dtype is DType.F32:
         return [f"mov.b32 {word}, {values[0]};"]
     if dtype is DType.F64:
@@ -444,13 +448,14 @@ def _unpack_pairs(dtype: DType, word: str, out: list[str]) -> list[str]:
     return lines + [f"cvt.f32.f16 {o}, {h};" for o, h in zip(out, halves, strict=False)]
 
 
-def _pack_pairs(dtype: DType, word: str, values: list[str]) -> list[str]:
+def _pack_pairs(dtype: DType, word: str, values: list[str], rectifies: bool) -> list[str]:
     """An instruction takes the pair's second first. One value alone has zeros above it."""
+    how = f"cvt.rn.satfinite{'.relu' if rectifies else ''}.{PAIR[dtype]}.f32"
     rows = [values[k : k + 2] for k in range(0, len(values), 2)]
     pairs = [word] if len(rows) == 1 else [f"{word}p{k}" for k in range(len(rows))]
     lines = [f".reg .b16 {', '.join(pairs)};"] if len(rows) > 1 else []
     for pair, row in zip(pairs, rows, strict=True):
-        lines.append(f"cvt.rn.satfinite.{PAIR[dtype]}.f32 {pair}, {row[1] if len(row) > 1 else '0f00000000'}, {row[0]};")
+        lines.append(f"{how} {pair}, {row[1] if len(row) > 1 else '0f00000000'}, {row[0]};")
     return lines + ([f"mov.b32 {word}, {{{', '.join(pairs)}}};"] if len(rows) > 1 else [])
 
 

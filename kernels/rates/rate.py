@@ -207,6 +207,8 @@ class ExpandSm90:
     """128 results in halves, more than in bytes."""
     tile_us: Rate
     """A tile of a block, beside its results."""
+    slot: Rate
+    """128 results, for an instruction of their functions."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +333,8 @@ class GemmThin:
     """What rows and results take, of which a part is in the L2 cache."""
     issue: Rate
     """Instructions of a multiprocessor in a cycle."""
+    functions: Rate
+    """What functions of results take of their instructions' time, which others hide in part."""
     turn_us: Rate
     """More for each turn of a warp's loop."""
     first_us: Rate
@@ -382,7 +386,11 @@ class GemmSm90:
     biased_us: Rate
     """More, where they begin by loading a bias."""
     gathering: Rate
-    """A row of an im2col box, of what `row_cycles` says."""
+    """A row of an im2col box of bytes, of what `row_cycles` says."""
+    gathering_halves: Rate
+    """One of halves, where many blocks read it at the same time."""
+    gathering_apart: Rate
+    """More of it where a single block does: it comes from the L2 cache once for all that do."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
     strided_us: Rate
@@ -391,6 +399,10 @@ class GemmSm90:
     """What the copy engine's cycles are counted by."""
     share_cycles_us: Rate
     """The same of shared memory's."""
+    share_gathered_cycles_us: Rate
+    """The same where im2col boxes of halves are read, and no cluster shares what is multiplied."""
+    gathered_cycles: Rate
+    """A row of weights beside such boxes."""
     power: Rate
     """More of a product's, for what it reads beyond what it multiplies meanwhile: a lower clock."""
     alone: Rate
@@ -401,8 +413,6 @@ class GemmSm90:
     """More, in the time of copies that are under way."""
     ahead: Rate
     """What comes while the launch before ends, where blocks find room."""
-    beside: Rate
-    """The same where blocks leave room: see `gemm_sm90_tile.in_the_way`."""
     room: Rate
     """Less of what comes for each block of one."""
     full: Rate

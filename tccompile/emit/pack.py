@@ -218,6 +218,7 @@ def _renamed(program: Program, names: Mapping[str, str]) -> Program:
         },
         constants={names.get(n, n): r for n, r in program.constants.items()},
         ops=tuple(op.renamed(names) for op in program.ops),
+        storage={names.get(n, n): s for n, s in program.storage.items()},
         forms={names.get(n, n): tuple(form.renamed(names) for form in forms) for n, forms in program.forms.items()},
     )
 

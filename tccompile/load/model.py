@@ -11,7 +11,7 @@ import stat
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -65,6 +65,7 @@ class Opened:
     weights: Mapping[str, np.ndarray]
     block: int | None = None  # how many channels a block has, where the user says it
     limits: Mapping[str, int] | None = None  # the most that nodes find in the data, where the user says it
+    told: set[str] = field(default_factory=set)  # outputs of which it was said that their shape is another than the model's
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +190,7 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     else:
         types = Survey(found, unknown, proto.graph, constants, domains, opened.block, opened.limits or {}).run()
     _name_apart(proto.graph)
-    return _import(proto, types, constants, told=found is not None)
+    return _import(proto, types, constants, opened.told if found is None else None)
 
 
 def _name_apart(graph: onnx.GraphProto) -> None:
@@ -391,15 +392,15 @@ def _check_text(message: Message) -> None:
         fields = [(known[name], getattr(message, name)) for name in ("name", "external_data")]
     else:
         fields = message.ListFields()
-    for field, value in fields:
+    for described, value in fields:
         parts = [value] if isinstance(value, str | bytes | Message) else value
-        if field.type == field.TYPE_STRING and field.name != "doc_string":
+        if described.type == described.TYPE_STRING and described.name != "doc_string":
             for text in parts:
                 if isinstance(text, bytes):
                     raise ModelError(
-                        f"the model is not valid ONNX: the {field.name} {text!r} of a {message.DESCRIPTOR.name} is not UTF-8"
+                        f"the model is not valid ONNX: the {described.name} {text!r} of a {message.DESCRIPTOR.name} is not UTF-8"
                     )
-        elif field.type == field.TYPE_MESSAGE and field.name != "metadata_props":
+        elif described.type == described.TYPE_MESSAGE and described.name != "metadata_props":
             for part in parts:
                 _check_text(part)
 
@@ -820,7 +821,9 @@ def _bind_input(value: onnx.ValueInfoProto, shape: tuple[int, ...] | None, symbo
 # --- gs.Graph --------------------------------------------------------------------------------------------------------
 
 
-def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mapping[str, Weight], told: bool) -> gs.Graph:
+def _import(
+    proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mapping[str, Weight], told: set[str] | None
+) -> gs.Graph:
     inputs = {v.name for v in proto.graph.input}
     known = {name: t.proto for name, t in types.items() if name not in inputs}
     known |= {
@@ -844,10 +847,11 @@ def _import(proto: onnx.ModelProto, types: Mapping[str, Type], constants: Mappin
 _PLAIN = {e for e in onnx.TensorProto.DataType.values() if e and onnx.helper.tensor_dtype_to_np_dtype(e).kind in "biuf"}
 
 
-def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: bool) -> None:
+def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: set[str] | None) -> None:
     """What the model says of an output beside what its nodes make of it, as ONNX Runtime holds it: another type is an error.
 
-    Another shape is the model's word against its nodes', which compute what they do: a warning, unless it was told.
+    Another shape is the model's word against its nodes', which compute what they do: a warning, unless it was told; None if
+    nobody is to be told.
     """
     said, found = value.type.tensor_type, made.tensor_type
     name_of = onnx.TensorProto.DataType.Name
@@ -859,7 +863,8 @@ def _hold_to(value: onnx.ValueInfoProto, made: onnx.TypeProto, told: bool) -> No
     extents = [d.dim_value for d in found.shape.dim]
     fixed = [d.dim_value if d.WhichOneof("value") == "dim_value" else None for d in said.shape.dim]
     differs = len(fixed) != len(extents) or any(n not in (None, m) for n, m in zip(fixed, extents, strict=True))
-    if said.HasField("shape") and differs and not told:
+    if said.HasField("shape") and differs and told is not None and value.name not in told:
+        told.add(value.name)
         shapes = ["x".join("?" if n is None else str(n) for n in shape) or "a scalar" for shape in (fixed, extents)]
         warnings.warn(
             f"the model says that its output {value.name!r} is {shapes[0]}, and its nodes make it {shapes[1]}, which it will be",

@@ -43,7 +43,22 @@ import numpy as np
 from tccompile.errors import UsageError
 from tccompile.fuse.editor import tidy, without_dead_code
 from tccompile.ir.expr import ACC, Epilogue, Expr, View, call, cast, const, identity_view, load, substitute, walk
-from tccompile.ir.ops import Attention, Conv, Custom, Gemm, Norm, Op, Places, Pointwise, Pool, Reduce, Resize, Suppress, Trees
+from tccompile.ir.ops import (
+    Attention,
+    Conv,
+    Custom,
+    Gemm,
+    Norm,
+    Op,
+    Places,
+    Pointwise,
+    Pool,
+    Reduce,
+    Resize,
+    Scatter,
+    Suppress,
+    Trees,
+)
 from tccompile.ir.ops.carry import Carry
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Storage, Tensor, factor_text
@@ -107,6 +122,7 @@ def precision(
         choice.widen_positions(bytes_count)
     if mode == "fp16":
         choice.widen_whole()
+    choice.widen_gathered()
     for pattern in fp32:
         choice.name(pattern)
     for i, op in enumerate(program.ops):
@@ -381,6 +397,12 @@ class _Choice:
             if bound > most:
                 self._widen_with(self.program.tensors[name].storage, f"fp32: whole numbers that may exceed {most:.0f}")
 
+    def widen_gathered(self) -> None:
+        """fp32 for what updates are added or multiplied to one after the other: in fp16, a sum of ones ends at 2048."""
+        for op in self.program.ops:
+            if isinstance(op, Scatter) and op.combine in ("add", "mul"):
+                self._widen_with(self.program.tensors[op.y].storage, f"fp32: {op.nodes[0]!r} gathers sums or products there")
+
     def read_in_full(self) -> None:
         """No parts for products that are read for their angle or as integers."""
         self.in_full |= {self.program.ops[i].nodes[0]: why for i, why in read_in_full(self.program).items()}
@@ -393,7 +415,8 @@ class _Choice:
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
             far = far or any(o in self.unsure for o in owners)
-            far = far or any(self.lost.get(o, 1.0) < 2.0**-STEP and self.growth.get(o, 0.0) >= MIXED for o in owners)
+            mixed = [o for o in owners if self.growth.get(o, 0.0) >= MIXED]
+            far = far or any(not 2.0**-STEP <= self.lost.get(o, 1.0) <= 2.0**STEP for o in mixed)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)

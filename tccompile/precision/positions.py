@@ -5,6 +5,7 @@ what a user feeds, so what was measured says little. What matters is how they ar
 
   read for its angle      sin, cos, tan of it
   read about its mean     what a normalization takes the mean out of
+  statistics              what means, sums and maxima are taken of, these, and what is computed of them alone
   read exactly            floor, ceil, round, remainders and casts to integers of it; the places of the largest of it
   open                    as large as an input of the model or an integer happens to be: computed from them by arithmetic, sums,
                           resampling and products of few terms, not by layers, norms or functions of bounded results
@@ -12,11 +13,11 @@ what a user feeds, so what was measured says little. What matters is how they ar
   a divisor               what is divided by, or of which a logarithm is taken: small values count as much as large ones
   a box, or its score     what NonMaxSuppression decides by: fp16 knows a coordinate of 600 to half a pixel
 
-What is open and read for its angle, about its mean or exactly is stored in fp32, and so is all that it is computed from on the
-way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed 2**11, up to where
-fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so. Boxes and scores are in
-fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone, such as those that are
-kept, and where regions of interest lie.
+What is open and read for its angle, about its mean, for statistics or exactly is stored in fp32, and so is all that it is
+computed from on the way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed
+2**11, up to where fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+Boxes and scores are in fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone,
+such as those that are kept, and where regions of interest lie.
 """
 
 from __future__ import annotations
@@ -140,8 +141,30 @@ def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) 
     for name, bound in whole.items():
         if bound > exact:
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
-    found.wide = _decided_by(program) | found.wide
+    found.wide = _decided_by(program) | _statistics(program, open_) | found.wide
     return found
+
+
+def _statistics(program: Program, open_: set[str]) -> dict[str, str]:
+    """The tensors, by the owner of their storage, that are open and of which means, sums or maxima are taken, what they are
+    computed from element by element, these statistics, and what is computed of them alone; with the reason."""
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    found: dict[str, str] = {}
+    for op in reversed(program.ops):
+        if isinstance(op, Reduce) and owner[op.x] in open_ and program.tensors[op.x].dtype.is_float:
+            found[owner[op.x]] = f"fp32: {op.nodes[0]!r} takes statistics of it, however large it is"
+        elif isinstance(op, Pointwise) and (why := found.get(owner[op.y])):
+            for name in _floats_of(op, program):
+                if owner[name] in open_:
+                    found.setdefault(owner[name], why)
+    taken: dict[str, str] = {}
+    for op in program.ops:
+        read = {owner[name] for name in _floats_of(op, program)} - {*program.constants}
+        if isinstance(op, Reduce) and owner[op.x] in open_ and owner[op.x] in found:
+            taken[owner[op.y]] = f"fp32: statistics of {op.x!r}, however large that is"
+        elif isinstance(op, Pointwise) and read and all(name in taken for name in read):
+            taken.setdefault(owner[op.y], taken[min(read)])
+    return taken | found
 
 
 def _decided_by(program: Program) -> dict[str, str]:

@@ -43,6 +43,9 @@ ALONE = 6
 
 ProgramAt = Callable[[Point], Program]
 
+Agree = Callable[[Program, Program], bool]
+"""Whether two programs of the same inputs compute the same."""
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -62,23 +65,24 @@ class Pattern:
         return filler(self.tree)
 
 
-def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt]) -> list[Pattern]:
+def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree) -> list[Pattern]:
     """The range in parts, each with its program.
 
     program_of  gives what makes programs in a part, alike in what they decide by sizes
+    agree       is asked of a program and a simpler one, at sizes where two extents are the same by chance
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
     made: list[Decisions] = []
     try:
-        return _parts_of(box, program_of, made, everywhere=False)
+        return _parts_of(box, program_of, agree, made, everywhere=False)
     except UnsupportedError:
         if not any(decided.differs and not decided.everywhere for decided in made):
             raise
-    return _parts_of(box, program_of, made, everywhere=True)
+    return _parts_of(box, program_of, agree, made, everywhere=True)
 
 
 def _parts_of(
-    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], made: list[Decisions], everywhere: bool
+    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree, made: list[Decisions], everywhere: bool
 ) -> list[Pattern]:
     """The parts, whose decisions are added to those `made`; `everywhere`: what is possible at some sizes only is done nowhere."""
     todo, done = [(part, Decisions(everywhere=everywhere)) for part in without_ones(box)], list[Pattern]()
@@ -87,11 +91,11 @@ def _parts_of(
         made.append(decided)
         program_at = _settled(partial(program_of, part, decided))
         try:
-            done.append(_settled(partial(pattern, part, program_at)))
+            done.append(_settled(partial(pattern, part, program_at, agree)))
         except UndecidedError as why:
             seen = star(part, _settled(partial(fixed_of, part, program_at)))
             parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
-            own = _each_its_own(part, program_at)
+            own = _each_its_own(part, program_at, agree)
             if (own or parts is None) and decided.differs and not decided.everywhere:  # no cut tells where it is possible
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
@@ -116,7 +120,7 @@ def _settled(make: Callable[[], T]) -> T:
             return make()
 
 
-def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
+def _each_its_own(box: Box, program_at: ProgramAt, agree: Agree) -> bool:
     """Whether even the greatest sizes of a box, which are neighbours, have different programs."""
     if count(box) <= ALONE:
         return False
@@ -125,13 +129,13 @@ def _each_its_own(box: Box, program_at: ProgramAt) -> bool:
         one = tuple(replace(other, low=other.high) if i != number else other for i, other in enumerate(last))
         try:
             if len(size.all) > ALONE:
-                _settled(partial(pattern, one, program_at))
+                _settled(partial(pattern, one, program_at, agree))
         except UndecidedError:
             return True
     return False
 
 
-def pattern(box: Box, program_at: ProgramAt) -> Pattern:
+def pattern(box: Box, program_at: ProgramAt, agree: Agree) -> Pattern:
     """The program for all sizes of a box. Raises UndecidedError, which names the place, if there is none."""
     if count(box) == 1:
         return Pattern(box, (), program_at(tuple(size.low for size in box)))
@@ -144,7 +148,7 @@ def pattern(box: Box, program_at: ProgramAt) -> Pattern:
             found = _laid_over(box, seen, program_at)
         except UndecidedError as why:
             raise (why if wrong is None or isinstance(why, ChangedError) else wrong) from why
-        if (other := _other(found, seen, fixed, program_at)) is None:
+        if (other := _other(found, seen, fixed, program_at, agree)) is None:
             return found
         point, wrong = other
         seen = [*seen[:-1], point, seen[-1]]
@@ -170,7 +174,7 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
 
 
 def _other(
-    found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt
+    found: Pattern, seen: Sequence[Point], fixed: Collection[int], program_at: ProgramAt, agree: Agree
 ) -> tuple[Point, UndecidedError] | None:
     """A point that was not seen whose program is another one, and how it differs; None if there is none."""
     several = sum(len(size.all) > 1 for size in found.box) > 1
@@ -188,7 +192,7 @@ def _other(
         try:
             differ(made, own, ())
         except UndecidedError as why:
-            if is_generic(point, found.box, fixed) or not _same_shapes(made, own):
+            if is_generic(point, found.box, fixed) or not _same_shapes(made, own) or not agree(made, own):
                 return point, why
     return None
 
@@ -227,7 +231,7 @@ def fixed_of(box: Box, program_at: ProgramAt) -> frozenset[int]:
 
 def is_generic(point: Point, box: Box, fixed: Collection[int]) -> bool:
     """Whether no two extents are the same by chance. Where they are, a program may be simpler, as two axes of one length can
-    be taken for each other. The program for other sizes computes the same there."""
+    be taken for each other. The program for other sizes computes the same there, unless the model itself decides by the size."""
     own = [n for n, size in zip(point, box, strict=True) if len(size.all) > 1]
     return len(set(own)) == len(own) and not any(n in fixed for n in own)
 

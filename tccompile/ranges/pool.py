@@ -170,7 +170,10 @@ class Known:
 
     def _coded(self, asked: Asked, arch: Arch, kernels: Collection[Kernel] | None = None) -> Coded:
         op, program = asked.op, asked.program
-        own = _timed(candidates(op, program, arch, kernels), self.timings.of(op, program, arch))
+        own, known = candidates(op, program, arch, kernels), self.timings.of(op, program, arch)
+        shared = [(c.kernel, also) for c in own for also in c.kernel.shareable(op, program, c.config, arch)]
+        own += [Candidate(kernel.cost(op, program, also, arch), kernel, also) for kernel, also in shared]
+        own = _timed(sorted(own, key=lambda c: c.cost), known)
         close = [c.cost <= CLOSE * own[0].cost for c in own]
         return [(c, _codes(c, asked, arch) if near else None) for c, near in zip(own, close, strict=True)]
 
@@ -259,9 +262,11 @@ class Known:
         return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
 
     def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
-        """Candidates that are known of an op, and those of other sizes as they are for it."""
-        op, program, known = asked.op, asked.program, {key_of(c) for c, _ in found}
+        """Candidates that are known of an op, and those of other sizes as they are for it, however slow."""
+        op, program, known = asked.op, asked.program, {key_of(c) for c, codes in found if codes is not None}
         tried = [c for c in tried if key_of(c) not in known]
+        slow = {key_of(c) for c in tried}
+        found = [(c, codes) for c, codes in found if key_of(c) not in slow]
         takes = [c for c in tried if c.kernel.supports(op, program, arch) is None and c.kernel.takes(op, program, c.config, arch)]
         costs = sorted(
             (Candidate(c.kernel.cost(op, program, c.config, arch), c.kernel, c.config) for c in takes), key=lambda c: c.cost

@@ -275,8 +275,10 @@ def _first(kinds: Sequence[_Kind], inside: np.ndarray) -> np.ndarray | None:
 
 
 def _ranked(kind: _Kind, inside: np.ndarray, middle: int) -> list[Candidate]:
-    """A kind's candidates that there are at all points, with what they take at the one in the middle."""
+    """A kind's candidates that there are at all points, with what they take at the middle one; none, if no point has any."""
     everywhere, sums = kind.everywhere(inside), kind.shares[:, inside].sum(1)
+    if not sums.any():
+        return []
     return [
         Candidate(kind.us[middle] * float(sums[k] / sums[everywhere[0]]), *kind.found[k][1:])  # type: ignore[arg-type]
         for k in everywhere

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -20,7 +21,7 @@ import numpy as np
 from tccompile.errors import InputError
 from tccompile.ir.extent import Shape
 from tccompile.ir.types import ELEMENTS, DType
-from tccompile.runtime.driver import Device, Handle, Memory
+from tccompile.runtime.driver import Device, Handle, Memory, PooledMemory
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
@@ -350,17 +351,30 @@ def _ends(a: Array) -> tuple[int, int]:
 
 
 KEPT = 8
-"""Outputs whose memory is kept for the next inferences, of each output and stream."""
+"""Outputs whose memory is kept for the next inferences, of each output, length and stream."""
 
 
 class Output:
-    """Memory of an output, and an event: both are used again when nobody holds the array any more."""
+    """Memory of an output, and an event if one is needed: both are used again when nobody holds the array any more.
 
-    def __init__(self, device: Device, size: int, what: str):
-        self.memory = Memory(device, size, what)
-        with device as cu:
-            untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
-            self.event = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
+    gone  is told the bytes when they are not. Any thread may do that, whatever it is doing
+    """
+
+    def __init__(self, memory: Memory | PooledMemory, gone: deque[int]):
+        self.memory, self._gone = memory, gone
+        self._event: Handle | None = None
+
+    def __del__(self) -> None:
+        self._gone.append(self.memory.size)
+
+    @property
+    def event(self) -> Handle:
+        """The event, made when it is first asked for: inferences that are waited for need none."""
+        if self._event is None:
+            with self.memory.device as cu:
+                untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+                self._event = Handle(self.memory.device, cu.cuEventCreate(untimed), "cuEventDestroy")
+        return self._event
 
 
 class DeviceArray:
@@ -375,7 +389,7 @@ class DeviceArray:
         waits_for_legacy  whether that stream waits for the legacy default stream, as streams do by default
         """
         self.memory, self.shape, self.type = output.memory, shape, dtype
-        self.pending = False  # whether it may still be being written, until the output's event
+        self.pending: Handle | None = None  # the event until which it may still be being written
         self._output, self._stream, self._pool = output, stream, pool
         # Consumers on these streams are done before anything queued on `stream` later. If others have seen the array, its
         # memory is freed instead, and the driver waits for them.
@@ -386,18 +400,23 @@ class DeviceArray:
         if self._reusable and len(self._pool) < KEPT:
             self._pool.append(self._output)
 
-    def mark(self) -> None:
-        """The array is being written until what has been queued up to here is done."""
+    def mark(self, others: Iterable[DeviceArray]) -> None:
+        """This array, and others on its stream, are being written until what has been queued up to here is done.
+
+        They share an event. When this one's memory is used again it may come to stand for a later inference on the stream: then
+        those who wait for the others wait for that, too.
+        """
         with self.device as cu:
             cu.cuEventRecord(self._output.event.value, self._stream)
-        self.pending = True
+        for array in (self, *others):
+            array.pending = self._output.event
 
     def wait(self, stream: int) -> None:
         """Make work that is queued on the stream from now on wait for the array."""
         self._reusable = self._reusable and stream in self._ordered
         if self.pending and stream != self._stream:
             with self.device as cu:
-                cu.cuStreamWaitEvent(stream, self._output.event.value, 0)
+                cu.cuStreamWaitEvent(stream, self.pending.value, 0)
 
     @property
     def dtype(self) -> np.dtype:
@@ -439,7 +458,7 @@ class DeviceArray:
         out = np.empty(self.shape, self.dtype)
         with self.device as cu:
             if self.pending:
-                cu.cuEventSynchronize(self._output.event.value)
+                cu.cuEventSynchronize(self.pending.value)
             if out.nbytes:
                 cu.cuMemcpyDtoH(out.ctypes.data, self.memory.address, out.nbytes)
         return out if dtype is None else out.astype(dtype, copy=False)

@@ -172,11 +172,53 @@ class Memory:
             try:
                 self.address = int(cu.cuMemAlloc(max(size, 1)))
             except DriverError as error:
-                free, total = cu.cuMemGetInfo()
-                message = f"cannot allocate {mib(size)} for {what}: {mib(free)} of {mib(total)} are free on {device} ({error})"
-                raise LaunchError(message) from error
+                raise _no_room(device, cu, size, what, error) from error
         self.close = weakref.finalize(self, _freed, device, "cuMemFree", self.address)
         self.close.atexit = False
+
+    def free(self, stream: int) -> None:
+        """Free it; the driver waits for whoever may still use it, on this stream or another."""
+        self.close()
+
+
+class Pool:
+    """A pool of the driver's: memory comes from it and goes back in the order of a stream, and it keeps what nobody uses.
+
+    To allocate takes the driver 0.05 to 0.3 ms, and from here a few microseconds, unless the pool has to grow.
+
+    kept  bytes up to which it keeps memory; what is beyond them goes back to the system when something is waited for
+    """
+
+    def __init__(self, device: Device, kept: int):
+        with device as cu:
+            wanted = cu.CUmemPoolProps()
+            wanted.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+            wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            wanted.location.id = device.ordinal
+            self._handle = Handle(device, cu.cuMemPoolCreate(wanted), "cuMemPoolDestroy")
+            self.value, self.close = self._handle.value, self._handle.close  # closed, it stays until all memory is given back
+            threshold = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+            cu.cuMemPoolSetAttribute(self.value, threshold, cu.cuuint64_t(kept))
+
+
+class PooledMemory:
+    """Memory of a pool, for what is queued from now on on a stream, or comes after that. See Memory."""
+
+    def __init__(self, device: Device, pool: Pool, size: int, what: str, stream: int):
+        self.device, self.size = device, size
+        with device as cu:
+            try:
+                self.address = int(cu.cuMemAllocFromPoolAsync(max(size, 1), pool.value, stream))
+            except DriverError as error:
+                raise _no_room(device, cu, size, what, error) from error
+        self.close = weakref.finalize(self, _freed_when_done, device, self.address)
+        self.close.atexit = False
+
+    def free(self, stream: int) -> None:
+        """Give it back when the stream comes to here: whoever uses it is done by then."""
+        if self.close.detach():
+            with self.device as cu:
+                cu.cuMemFreeAsync(self.address, stream)
 
 
 class PinnedMemory:
@@ -209,6 +251,18 @@ def _freed(device: Device, call: str, value: Any) -> None:
             getattr(cu, call)(value)
 
     _quietly(free)
+
+
+def _freed_when_done(device: Device, address: int) -> None:
+    """Free memory of a pool, for which the driver does not wait for those who use it."""
+    with suppress(DriverError), device as cu:
+        cu.cuCtxSynchronize()
+    _freed(device, "cuMemFree", address)
+
+
+def _no_room(device: Device, cu: Driver, size: int, what: str, error: DriverError) -> LaunchError:
+    free, total = cu.cuMemGetInfo()
+    return LaunchError(f"cannot allocate {mib(size)} for {what}: {mib(free)} of {mib(total)} are free on {device} ({error})")
 
 
 def _quietly(call: Any, *args: Any) -> None:

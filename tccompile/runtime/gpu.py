@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tccompile.ir.reference import compute
 from tccompile.ir.storage import elements, to_storage
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Entry, Family, Section, Step
-from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, Output, adopt, as_stored
+from tccompile.runtime.arrays import IO_ALIGN, Array, DeviceArray, DeviceBuffer, Exchange, adopt, as_stored
 from tccompile.runtime.driver import Driver, DriverError, Handle, Memory, open_device
 from tccompile.runtime.engine import Engine
 from tccompile.runtime.family import GpuFamily, Member
@@ -30,10 +30,6 @@ from tccompile.runtime.loaded import Loaded
 from tccompile.runtime.profile import Profile, profiled, roof
 from tccompile.runtime.resident import Resident, taken_out
 from tccompile.runtime.room import Room, Staging, aligned, most, touched
-
-AHEAD = 128 << 20
-"""Bytes of inputs and outputs up to which a plan for ranges has memory for its greatest sizes from the start: who has all arrays
-on the device needs none."""
 
 WARMUP = 3
 """Inferences ahead of those whose steps are timed."""
@@ -74,10 +70,9 @@ class GpuPlatform:
     def load_families(self) -> None:
         if not self.plan.families:
             return
-        arena, counters, io, pinned = most(self.plan)
-        self._room = Room(self.device, arena, counters, io, pinned)
-        if io <= AHEAD:
-            self._room.staged(io, pinned)
+        greatest = most(self.plan)
+        self._room = Room(self.device, greatest.arena, greatest.counters, greatest.io, greatest.outputs)
+        self._room.prepare(greatest, int(self._stream.value))
         for number, family in enumerate(self.plan.families):
             loaded = self._loaded(family.lowest, self._room, family)
             self._families.append(GpuFamily(family, loaded))
@@ -138,6 +133,11 @@ class GpuPlatform:
         self.device.__exit__(*exc)
 
 
+def _is_usable(array: Array) -> TypeGuard[DeviceBuffer]:
+    """Whether kernels can use an array where it lies."""
+    return isinstance(array, DeviceBuffer) and not array.address % IO_ALIGN
+
+
 class GpuEngine:
     """An entry of a plan on a GPU, an `Engine`: `run` launches its graph.
 
@@ -159,7 +159,7 @@ class GpuEngine:
         self.counts = member.counts if member else program.counts
         graph = loaded.graph
         self._exec = member.executable if member else Executable(graph, graph.instantiated(), graph.numbers)
-        self._staging: Staging | None = None
+        self._staging = Staging(self.room, self.io)
         self._scan: Scan | None = None
 
     @cached_property
@@ -197,31 +197,27 @@ class GpuEngine:
         on_device = any(isinstance(arrays[name], DeviceBuffer) for name in self.inputs)
         with self.device as cu:
             self._order_after_producers(buffers, queue)
-            addresses = {name: self._place_input(cu, name, arrays[name], queue) for name in self.inputs}
+            addresses = {name: a.address for name, a in {**arrays, **targets}.items() if _is_usable(a)}
             made: dict[str, DeviceArray] = {}
-            staged: list[str] = []
-            for name in self.outputs:
-                target = targets.get(name)
-                if isinstance(target, DeviceBuffer) and not target.address % IO_ALIGN:
-                    addresses[name] = target.address
-                elif on_device and name in wanted and target is None:
-                    made[name] = self._output(name, queue)
-                    addresses[name] = made[name].memory.address
-                else:
-                    addresses[name] = self.staging().address(name)
-                    staged.append(name)
+            if on_device:
+                made = {n: self._output(n, queue) for n in self.outputs if n in wanted and n not in targets}
+                addresses |= {name: array.memory.address for name, array in made.items()}
+            staged = [name for name in (*self.inputs, *self.outputs) if name not in addresses]
+            if staged:
+                addresses |= self._stage(cu, staged, arrays, queue)
             self.launch_in(cu, addresses, queue)
             if self._check_finite:
                 self._check_outputs(addresses, queue)
 
-            landed = self._fetch(cu, staged, wanted, queue)
+            landed = self._fetch(cu, [name for name in staged if name in wanted], wanted, queue)
             if stream is None or landed or len(buffers) < len(arrays) + len(targets):
                 self.synchronize(queue)
                 self.room.mark_last(None)
             else:
                 self.room.mark_last(queue)
-                for output in made.values():
-                    output.mark()
+                if made:
+                    first, *others = made.values()
+                    first.mark(others)
 
             for target, host in landed.values():
                 if host is not target:
@@ -236,33 +232,32 @@ class GpuEngine:
                 self.room.order_after(producer, stream, self._own)
         self.room.order_after_last(stream)
 
-    def _place_input(self, cu: Driver, name: str, array: Array, stream: int) -> int:
-        """Where the input lies on the device, after it has been queued to be copied there if need be."""
-        if isinstance(array, DeviceBuffer) and not array.address % IO_ALIGN:
-            return array.address
-        t = self.io[name]
-        where = self.staging().address(name)
-        if isinstance(array, np.ndarray):
-            self.staging().put(name, as_stored(array, t.dtype), stream)
-        else:
-            cu.cuMemcpyDtoDAsync(where, array.address, t.nbytes, stream)
-        return where
+    def _stage(self, cu: Driver, names: Sequence[str], arrays: Mapping[str, Array], stream: int) -> dict[str, int]:
+        """Where inputs and outputs are staged, after inputs have been queued to be copied there."""
+        staging = self.staging(names, stream)
+        for name in names:
+            array = arrays.get(name)
+            if isinstance(array, np.ndarray):
+                staging.put(name, as_stored(array, self.io[name].dtype), stream)
+            elif array is not None:
+                cu.cuMemcpyDtoDAsync(staging.address(name), array.address, self.io[name].nbytes, stream)
+        return {name: staging.address(name) for name in names}
 
     def _fetch(
         self, cu: Driver, staged: Sequence[str], wanted: Mapping[str, Array | None], stream: int
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Queue the copies of staged outputs to where they are wanted. Of those that go to the host: the arrays, and where they
         then lie, which may be elsewhere."""
-        there = {name: wanted[name] for name in staged if name in wanted}
+        there = {name: wanted[name] for name in staged}
         # While the GPU works: some of the copies to the host return when they are done, and not before.
         on_host = {n: touched(self.io[n]) if a is None else a for n, a in there.items() if not isinstance(a, DeviceBuffer)}
         landed = {}
         try:
             for name, target in there.items():
                 if isinstance(target, DeviceBuffer):
-                    cu.cuMemcpyDtoDAsync(target.address, self.staging().address(name), self.io[name].nbytes, stream)
+                    cu.cuMemcpyDtoDAsync(target.address, self._staging.address(name), self.io[name].nbytes, stream)
                 else:
-                    landed[name] = on_host[name], self.staging().fetch(name, on_host[name], stream)
+                    landed[name] = on_host[name], self._staging.fetch(name, on_host[name], stream)
         except DriverError as error:
             raise self._failed(error) from error
         return landed
@@ -293,18 +288,16 @@ class GpuEngine:
     def _failed(self, error: DriverError) -> LaunchError:
         return LaunchError(f"running {self.plan.name} on {self.device} failed: {error}")
 
-    def staging(self) -> Staging:
-        """Memory for inputs and outputs that do not lie on the device, made when it is first needed."""
-        if self._staging is None:
-            self._staging = Staging(self.room, self.io)
+    def staging(self, names: Sequence[str], stream: int) -> Staging:
+        """Memory for inputs and outputs that do not lie on the device, with places for these, for what a stream is to do."""
+        self._staging.place(names, stream)
         return self._staging
 
     def _output(self, name: str, stream: int) -> DeviceArray:
         """An array for an output that is written on the stream."""
         t = self.io[name]
-        size, pool = self.room.spare(name, t.nbytes, stream)
-        output = pool.pop() if pool else Output(self.device, size, f"output {name!r}")
-        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, pool)
+        output, spare = self.room.outputs.take(name, t.nbytes, stream)
+        return DeviceArray(output, t.shape, t.dtype, stream, stream == self._own, spare)
 
     # --- Times --------------------------------------------------------------------------------------------------------
 
@@ -323,9 +316,10 @@ class GpuEngine:
 
     def _placed(self, arrays: Mapping[str, Array]) -> dict[str, int]:
         """The addresses of inputs, copied to the device if they are not there, and of outputs."""
+        addresses = {name: a.address for name, a in arrays.items() if _is_usable(a)}
+        staged = [name for name in (*self.inputs, *self.outputs) if name not in addresses]
         with self.device as cu:
-            addresses = {n: self._place_input(cu, n, arrays[n], self._own) for n in self.inputs}
-        return addresses | {n: self.staging().address(n) for n in self.outputs}
+            return addresses | self._stage(cu, staged, arrays, self._own)
 
     def _time(self, addresses: Mapping[str, int], iterations: int, warmup: int) -> list[float]:
         """Milliseconds of each of `iterations` graph launches, between events, after `warmup` ones."""

@@ -2,68 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
-from tccompile.ir.extent import round_up
 from tccompile.plan.file import Plan
-from tccompile.runtime.arrays import LEGACY, Output
-from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, mib
-from tccompile.runtime.engine import RECENT, Held
-
-ALIGN = 256
-"""Bytes that everything in device memory is aligned to."""
+from tccompile.runtime.arrays import LEGACY
+from tccompile.runtime.driver import Device, DriverError, Handle, Memory, PinnedMemory, PooledMemory, mib
+from tccompile.runtime.engine import Held
+from tccompile.runtime.outputs import ALIGN, Outputs, length
 
 DIRECT = 1 << 20
 """Bytes from which an array is copied from and to where it lies. On an H200's machine, 13 MB up take 1.1 ms in place of 1.7, and
 down 1.3 in place of 1.7; 1 MB takes as long as by pinned memory of ours, and less takes longer."""
 
-FINE = 4
-"""An output has up to 2^(1 - FINE) more memory than it needs, such that others of about its size have as much."""
+PINNED = 16 << 20
+"""Bytes of pinned memory that a session has at most: the driver takes 0.6 ms to make a megabyte of it. The smallest of an
+inference's arrays get it."""
+
+AHEAD = 256 << 20
+"""Bytes that a plan for ranges takes of the GPU's memory from the start, at most, for its greatest inputs and outputs."""
+
+LEAST = 32 << 20
+"""Bytes that are kept for outputs of a plan for ranges, at least: a pool of the driver's grows by that."""
 
 PAGE = 4096
 """Bytes of the host's memory that the system makes at once, or fewer."""
 
 
+@dataclass(frozen=True)
+class Most:
+    """The most bytes of anything that an inference on a plan needs."""
+
+    arena: int
+    counters: int
+    io: int
+    pinned: int
+    outputs: int
+
+
 class Room:
     """Memory that engines of a session share, of which one runs at a time: the arena, counters, and inputs and outputs.
 
-    arena, counters  bytes; io, of inputs and outputs, and pinned, of those that are copied by way of pinned memory, both
-                     allocated when they are first needed
+    arena, counters  bytes; io and outputs, of a plan for ranges, of its greatest inputs and outputs, and of outputs alone
     """
 
-    def __init__(self, device: Device, arena: int, counters: int, io: int = 0, pinned: int = 0):
-        self.device, self.io, self.pinned = device, io, pinned
+    def __init__(self, device: Device, arena: int, counters: int, io: int = 0, outputs: int = 0):
+        self.device = device
         self.memory = Memory(device, aligned(arena) + counters, f"the arena ({mib(arena)})")
         self.address, self.counters = self.memory.address, self.memory.address + aligned(arena)
         self._last_stream: int | None = None
-        self._staged: tuple[Memory, PinnedMemory] | None = None
-        self._spare: dict[tuple[str, int], dict[int, list[Output]]] = {}
+        self._staged: Memory | PooledMemory | None = None
+        self._pinned: PinnedMemory | None = None
+        self.outputs = Outputs(device, max(2 * outputs, LEAST), io) if outputs else Outputs(device)
         with device as cu:
             untimed = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._done = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
             self._earlier = Handle(device, cu.cuEventCreate(untimed), "cuEventDestroy")
             cu.cuMemsetD8(self.address, 0, self.memory.size)
 
-    def staged(self, size: int, pinned: int) -> tuple[Memory, PinnedMemory]:
-        """Memory for so many bytes of inputs and outputs on the device, and for so many on the host."""
-        if self._staged is None or self._staged[0].size < size or self._staged[1].size < pinned:
-            self.wait()
-            size, pinned = max(size, self.io), max(pinned, self.pinned)
-            self._staged = Memory(self.device, size, "inputs and outputs"), PinnedMemory(self.device, pinned)
+    def prepare(self, most: Most, stream: int) -> None:
+        """Take memory that the first inferences on a plan for ranges need not wait for: pinned on the host, and on the device for
+        inputs and outputs that come from there, or outputs that stay."""
+        self.pinned(most.pinned)
+        self.outputs.grow(min(max(most.io, 2 * most.outputs), AHEAD), stream)
+        if not self.outputs.pooled and most.io <= AHEAD:
+            self.staged(most.io, stream)
+
+    def staged(self, size: int, stream: int) -> Memory | PooledMemory:
+        """Memory on the device for so many bytes of inputs and outputs, for an inference that is queued on the stream, and later
+        ones: what it held for earlier ones is gone then."""
+        if self._staged is None or self._staged.size < size:
+            if self._staged is not None:
+                self.order_after_last(stream)
+                self._staged.free(stream)
+            self._staged = self.outputs.memory(length(size), "inputs and outputs", stream)
         return self._staged
 
-    def spare(self, name: str, size: int, stream: int) -> tuple[int, list[Output]]:
-        """For an output of so many bytes, written on the stream: how many to allocate, and what nobody holds any more of outputs
-        of that name and of about as many bytes. They may be of other sizes of a range: the driver takes long to allocate."""
-        size = round_up(size, max(ALIGN, 1 << size.bit_length() >> FINE))
-        pools = self._spare.setdefault((name, stream), {})
-        pool = pools[size] = pools.pop(size, [])  # the last used comes last
-        if len(pools) > RECENT:
-            del pools[next(iter(pools))]
-        return size, pool
+    def pinned(self, size: int) -> PinnedMemory:
+        """Memory on the host for so many bytes of inputs and outputs, if they are no more than PINNED."""
+        if self._pinned is None or self._pinned.size < size:
+            self.wait()
+            self._pinned = PinnedMemory(self.device, min(size, PINNED))
+        return self._pinned
 
     def order_after(self, earlier: int, stream: int, own: int) -> None:
         """Make the stream wait for what is queued on another one up to here, unless the driver orders them already.
@@ -95,69 +118,75 @@ class Room:
 
     def close(self) -> None:
         self.wait()
-        self._spare.clear()
-        for part in (self._done, self._earlier, self.memory, *(self._staged or ())):
-            part.close()
+        self.outputs.close()
+        for part in (self._done, self._earlier, self.memory, self._staged, self._pinned):
+            if part is not None:
+                part.close()
 
 
 class Staging:
-    """A room's memory for every input and output (`io`) on the device, and pinned on the host for those that are small.
+    """Places in a room's memory for inputs and outputs (`io`) that do not lie on the device: there, and for small ones in pinned
+    memory on the host.
 
-    The driver copies others from and to where they lie, by pinned memory of its own, in less time than it takes here.
+    The driver copies others from and to where they lie, by pinned memory of its own: large ones in less time than it takes here,
+    small ones, of which there is too much, in a little more.
     """
 
     def __init__(self, room: Room, io: Mapping[str, Held]):
-        self.device, self.io = room.device, io
-        self._places: dict[str, tuple[int, int]] = {}  # on the device, and on the host
-        total = pinned = 0
-        for name, t in io.items():
-            self._places[name] = total, pinned
-            size = aligned(t.nbytes)
-            total += size
-            pinned += size if size < DIRECT else 0
-        self.memory, self._pinned = room.staged(total, pinned)
+        self.room, self.device, self.io = room, room.device, io
+        self._places: dict[str, tuple[int, int | None]] = {}  # on the device, and on the host
+        self._size = self._small = 0
+
+    def place(self, names: Sequence[str], stream: int) -> None:
+        """Have places for these, for an inference that is queued on the stream. What was copied to any before is gone then."""
+        for name in sorted((name for name in names if name not in self._places), key=lambda name: self.io[name].nbytes):
+            size = aligned(self.io[name].nbytes)
+            ours = size < DIRECT and self._small + size <= PINNED
+            self._places[name] = self._size, self._small if ours else None
+            self._size += size
+            if ours:
+                self._small += size
+        self.memory, self._pinned = self.room.staged(self._size, stream), self.room.pinned(self._small)
 
     def address(self, name: str) -> int:
         """Where an input or output lies on the device."""
         return self.memory.address + self._places[name][0]
 
-    def _host(self, name: str) -> np.ndarray:
+    def _host(self, name: str) -> np.ndarray | None:
         """Where a small one lies on the host: an array in pinned memory."""
         t, (_, start) = self.io[name], self._places[name]
-        return self._pinned.bytes[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
+        return None if start is None else self._pinned.bytes[start : start + t.nbytes].view(t.dtype.numpy).reshape(t.shape)
 
     def put(self, name: str, value: np.ndarray, stream: int) -> None:
         """Queue the copy of an input to the device; the value may change when this has returned, unless its memory is pinned."""
-        t = self.io[name]
-        if aligned(t.nbytes) < DIRECT:
-            host = self._host(name)
+        host = self._host(name)
+        if host is not None:
             np.copyto(host, value)
         else:
-            host = np.ascontiguousarray(value, t.dtype.numpy)
+            host = np.ascontiguousarray(value, self.io[name].dtype.numpy)
         if host.nbytes:
             with self.device as cu:
                 cu.cuMemcpyHtoDAsync(self.address(name), host.ctypes.data, host.nbytes, stream)
 
     def fetch(self, name: str, to: np.ndarray, stream: int) -> np.ndarray:
         """Queue the copy of an output to the host: where it then lies, which is `to` if it can be."""
-        t = self.io[name]
-        if aligned(t.nbytes) < DIRECT:
-            host = self._host(name)
-        else:
-            host = to if to.flags.c_contiguous and to.dtype.isnative else touched(t)
+        host = self._host(name)
+        if host is None:
+            host = to if to.flags.c_contiguous and to.dtype.isnative else touched(self.io[name])
         if host.nbytes:
             with self.device as cu:
                 cu.cuMemcpyDtoHAsync(host.ctypes.data, self.address(name), host.nbytes, stream)
         return host
 
 
-def most(plan: Plan) -> tuple[int, int, int, int]:
-    """The largest arena and counters of a plan's entries, and the most bytes of inputs and outputs: see `Room`."""
+def most(plan: Plan) -> Most:
+    """... of all its entries: of inputs and outputs (`io`), of those that are copied by pinned memory, and of outputs alone."""
     entries = [*plan.entries, *(family.highest for family in plan.families)]
     sections, programs = [s for entry in entries for s in entry.sections], [entry.program for entry in entries]
     sizes = [[aligned(p.tensors[n].nbytes) for n in (*p.inputs, *p.outputs)] for p in programs]
     pinned = max(sum(min(size, DIRECT) for size in of_one) for of_one in sizes)
-    return max(s.arena for s in sections), max(s.counters for s in sections), max(map(sum, sizes)), pinned
+    outputs = max(sum(length(p.tensors[n].nbytes) for n in p.outputs) for p in programs)
+    return Most(max(s.arena for s in sections), max(s.counters for s in sections), max(map(sum, sizes)), pinned, outputs)
 
 
 def touched(t: Held) -> np.ndarray:
@@ -170,4 +199,4 @@ def touched(t: Held) -> np.ndarray:
 
 def aligned(n: int) -> int:
     """Bytes, up to the next multiple of ALIGN."""
-    return round_up(n, ALIGN)
+    return (n + ALIGN - 1) & -ALIGN

@@ -409,14 +409,12 @@ class Session:
     def _engine(self, arrays: Mapping[str, Array]) -> Engine:
         """The engine of the entry whose shapes the inputs have; InputError if they fit none."""
         entries = self.plan.entries[: len(self.plan.entries) - len(self.plan.families)]
-        inputs = self.plan.entries[0].program.inputs
-        for name in arrays:
-            if name not in inputs:
-                raise InputError(f"the model has no input {name!r}{_near(name, inputs)}; it has {', '.join(map(repr, inputs))}")
+        program = self.plan.entries[0].program
+        inputs, tensors = program.inputs, program.tensors
+        if arrays.keys() != set(inputs):
+            self._check_names(arrays, inputs)
         for name in inputs:
-            if name not in arrays:
-                raise InputError(f"input {name!r} is missing")
-            self._check_dtype(f"input {name!r}", self.plan.entries[0].program.tensors[name], arrays[name])
+            self._check_dtype("input", name, tensors[name], arrays[name])
         shapes = {name: tuple(arrays[name].shape) for name in inputs}
         fits = (i for i, e in enumerate(entries) if all(e.program.tensors[n].shape == s for n, s in shapes.items()))
         number = next(fits, None)
@@ -425,13 +423,21 @@ class Session:
         if number is None and member is None:
             raise InputError(self._shapes_message(shapes))
         for name, array in arrays.items():
-            self._check_order(f"input {name!r}", array)
+            self._check_order("input", name, array)
         if member is not None:
             return self._member(*member)
         assert number is not None
         if number not in self._engines:
             self._engines[number] = self._platform.load(entries[number])
         return self._engines[number]
+
+    def _check_names(self, arrays: Mapping[str, Array], inputs: Sequence[str]) -> None:
+        for name in arrays:
+            if name not in inputs:
+                raise InputError(f"the model has no input {name!r}{_near(name, inputs)}; it has {', '.join(map(repr, inputs))}")
+        for name in inputs:
+            if name not in arrays:
+                raise InputError(f"input {name!r} is missing")
 
     def _member(self, number: int, sizes: tuple[int, ...]) -> Engine:
         """The engine of a family for these sizes; it takes the place of the one that has been used longest ago."""
@@ -454,18 +460,18 @@ class Session:
 
     def _target_array(self, engine: Engine, array: Array, name: str) -> Array:
         """An output array of the caller's, checked."""
-        what, t = f"output {name!r}", engine.io[name]
-        self._check_dtype(what, t, array)
+        t = engine.io[name]
+        self._check_dtype("output", name, t, array)
         if tuple(array.shape) != t.shape:
-            raise InputError(f"{what} has shape {_shape(t.shape)}, got an array of shape {_shape(array.shape)}")
-        self._check_order(what, array)
+            raise InputError(f"output {name!r} has shape {_shape(t.shape)}, got an array of shape {_shape(array.shape)}")
+        self._check_order("output", name, array)
         if isinstance(array, np.ndarray):
             if not array.flags.writeable:
-                raise InputError(f"{what}: the array is read-only")
+                raise InputError(f"output {name!r}: the array is read-only")
             return as_stored(array, t.dtype)
         return array
 
-    def _check_dtype(self, what: str, t: Tensor | Held, array: Array) -> None:
+    def _check_dtype(self, kind: str, name: str, t: Tensor | Held, array: Array) -> None:
         if array.dtype is t.dtype or array.dtype is t.dtype.numpy:  # as it mostly is: NumPy takes long to name a type
             return
         got = array.dtype.value if isinstance(array.dtype, DType) else array.dtype.name
@@ -475,12 +481,12 @@ class Session:
         way_out = f"; convert it with .astype(np.{t.dtype.value}), PyTorch's with .to(torch.{t.dtype.value})"
         if t.dtype is DType.BF16:
             way_out = "; NumPy has no such type: give its bits as uint16"
-        raise InputError(f"{what} has type {t.dtype.value}, got {got}{way_out}")
+        raise InputError(f"{kind} {name!r} has type {t.dtype.value}, got {got}{way_out}")
 
-    def _check_order(self, what: str, array: Array) -> None:
+    def _check_order(self, kind: str, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray) and not array.contiguous:
             raise InputError(
-                f"{what} on the GPU is not contiguous in row-major order; make it so first (.contiguous() in PyTorch)"
+                f"{kind} {name!r} on the GPU is not contiguous in row-major order; make it so first (.contiguous() in PyTorch)"
             )
 
     def _shapes_message(self, got: Mapping[str, Shape]) -> str:

@@ -13,7 +13,9 @@ import onnx_graphsurgeon as gs
 
 from tccompile.errors import InputError, TccompileError, blamed_on
 from tccompile.ir.feeds import read_arrays, samples, seeded
+from tccompile.ir.metric import relative_error
 from tccompile.ir.program import Program
+from tccompile.ir.reference import evaluate
 from tccompile.load.model import Opened, load
 from tccompile.lower.graph import lower
 from tccompile.options import Options
@@ -24,6 +26,9 @@ from tccompile.precision.real_inputs import at_own_shapes, in_batches
 from tccompile.quantize.calibration import Chosen
 from tccompile.rewrites import rewrite
 from tccompile.stages.progress import Progress, quiet
+
+SAME = 1e-3
+"""How far two programs that compute the same may be apart: they add up in another order, and may round to another byte."""
 
 
 def measured(
@@ -94,6 +99,18 @@ def random_inputs(program: Program, options: Options) -> list[dict[str, np.ndarr
     """Random inputs of mean 0, and positive as images often are."""
     known = ranges_of(program, options.input_ranges)
     return [seeded(program, 0, known), seeded(program, 0, known, positive=True)]
+
+
+def agree(one: Program, other: Program, options: Options, weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether two programs of the same inputs compute the same of random ones; taken for granted where that takes too long."""
+    if why_too_long(one) is not None or why_too_long(other) is not None:
+        return True
+    try:
+        feeds = random_inputs(one, options)[0]
+    except InputError:
+        return True
+    found, exact = (evaluate(program, feeds, weights) for program in (one, other))
+    return all(np.array_equal(found[n], y, equal_nan=True) or relative_error(found[n], y) <= SAME for n, y in exact.items())
 
 
 def misfit(data: Path, program: Program) -> InputError:

@@ -194,8 +194,51 @@ def style(width: int = 32) -> onnx.ModelProto:
     return g.model("x", TensorProto.FLOAT, [1, 3, "h", "w"], conv(x, width, 3, 9))
 
 
+def whisper_decoder(layers: int = 6, width: int = 512, heads: int = 8, words: int = 51865, longest: int = 448) -> onnx.ModelProto:
+    """Whisper's decoder for one token: earlier ones' keys and values are inputs, and so are those of what was heard."""
+    g, size = Graph(), width // heads
+    inputs: dict[str, list[int | str]] = {}
+    presents, split, order = list[str](), g.numbers(0, 0, heads, size), [0, 2, 1, 3]
+    past = g.extent("past_0", 2)
+    words_of, positions = g.weight(words, width, scale=0.02), g.weight(longest, width, scale=0.02)
+    position = g.op("Slice", positions, past, g.op("Add", past, g.numbers(1)), g.numbers(0))
+    x = g.op("Add", g.op("Gather", words_of, "token"), position)
+
+    def norm(x: str) -> str:
+        return g.op("LayerNormalization", x, g.value(np.ones(width, np.float32)), g.weight(width, scale=0.02))
+
+    def by_head(x: str) -> str:
+        return g.op("Transpose", g.op("Reshape", x, split), perm=order)
+
+    def given(name: str, count: int | str) -> str:
+        inputs[name] = [1, heads, count, size]
+        return name
+
+    def attended(q: str, k: str, v: str) -> str:
+        scores = g.op("MatMul", g.op("Mul", by_head(q), g.value(np.float32(size**-0.5))), g.op("Transpose", k, perm=[0, 1, 3, 2]))
+        mixed = g.op("Transpose", g.op("MatMul", g.op("Softmax", scores, axis=-1), v), perm=order)
+        return _linear(g, g.op("Reshape", mixed, g.numbers(0, 0, width)), width, width)
+
+    for layer in range(layers):
+        y = norm(x)
+        own = [by_head(_linear(g, y, width, width, biased)) for biased in (False, True)]
+        k, v = (g.op("Concat", given(f"past_{2 * layer + i}", "past"), new, axis=2) for i, new in enumerate(own))
+        presents += [k, v]
+        x = g.op("Add", x, attended(_linear(g, y, width, width), k, v))
+        k, v = (given(f"heard_{2 * layer + i}", 1500) for i in range(2))
+        x = g.op("Add", x, attended(_linear(g, norm(x), width, width), k, v))
+        y = g.op("Gelu", _linear(g, norm(x), width, 4 * width))
+        x = g.op("Add", x, _linear(g, y, 4 * width, width))
+    logits = g.op("MatMul", norm(x), g.op("Transpose", words_of, perm=[1, 0]))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    token = helper.make_tensor_value_info("token", TensorProto.INT64, [1, 1])
+    outputs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, None) for y in (logits, *presents)]
+    graph = helper.make_graph(g.nodes, "whisper_decoder", [token, *values], outputs, g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    f.__name__: f for f in (bert_base, vit_b_16, resnet50, unet_denoise, esrgan_x4, clip_text, t5_encoder, style)
+    f.__name__: f for f in (bert_base, vit_b_16, resnet50, unet_denoise, esrgan_x4, clip_text, t5_encoder, style, whisper_decoder)
 }
 
 

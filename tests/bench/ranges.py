@@ -18,8 +18,10 @@ import math
 import resource
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -31,6 +33,9 @@ from tccompile.pipeline import compile_model
 from tccompile.plan.file import encoded_size, read_plan, write_plan
 from tccompile.runtime.driver import open_device
 from tccompile.runtime.session import Session
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 ROUNDS, ITERATIONS = 5, 30
 
@@ -156,10 +161,15 @@ def _brief(config: Mapping[str, object]) -> str:
 
 
 def _shapes(model: Path, point: Point) -> dict[str, tuple[int, ...]]:
-    graph = onnx.load(model, load_external_data=False).graph
+    graph = _graph(model)
     held = {t.name for t in graph.initializer}
     inputs = {v.name: v.type.tensor_type.shape.dim for v in graph.input if v.name not in held}
     return {name: tuple(point[d.dim_param] if d.dim_param else d.dim_value for d in dims) for name, dims in inputs.items()}
+
+
+@cache
+def _graph(model: Path) -> onnx.GraphProto:
+    return onnx.load(model, load_external_data=False).graph
 
 
 def _feeds(plan: tccompile.Plan, shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
@@ -182,12 +192,16 @@ def _timed(session: Session, feeds: Mapping[str, np.ndarray]) -> float:
 
 
 def _error(model: Path, feeds: Mapping[str, np.ndarray], outputs: list[np.ndarray]) -> float:
-    import onnxruntime
-
     if sum(a.size for a in feeds.values()) > COMPARED:
         return math.nan
-    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    return max(relative_error(a, b) for a, b in zip(outputs, session.run(None, feeds), strict=True))
+    return max(relative_error(a, b) for a, b in zip(outputs, _oracle(model).run(None, feeds), strict=True))
+
+
+@cache
+def _oracle(model: Path) -> onnxruntime.InferenceSession:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
 
 
 # --- Memory ------------------------------------------------------------------------------------------------------------

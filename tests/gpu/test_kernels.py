@@ -202,21 +202,19 @@ def check(plan: Plan, entry: Entry, gpu: Device, expected: np.ndarray) -> tuple[
     try:
         stream = int(engine.stream.value)
         is_output = y.name in program.outputs
-        addresses = {y.name: engine.staging().address(y.name)} if is_output else {}
+        staging = engine.staging([y.name] if is_output else [], stream)
+        addresses = {y.name: staging.address(y.name)} if is_output else {}
         begin = 0 if is_output else engine.section.offsets[storage.name]
         runs = []
         for _ in range(2):
             engine.fill_arena(POISON)
             if is_output:
-                memory = engine.staging().memory
                 with gpu as cu:
-                    cu.cuMemsetD8(memory.address, POISON, memory.size)
+                    cu.cuMemsetD8(staging.memory.address, POISON, staging.memory.size)
                     cu.cuCtxSynchronize()
             engine.launch(addresses, stream)
             engine.synchronize(stream)
-            runs.append(
-                engine._read(engine.staging().memory.address, engine.staging().memory.size) if is_output else engine.read_arena()
-            )
+            runs.append(engine._read(staging.memory.address, staging.memory.size) if is_output else engine.read_arena())
             if engine.read_counters().any():
                 return 0.0, "counters are not zero afterwards"
         whole = runs[0][begin:]

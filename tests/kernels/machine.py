@@ -685,11 +685,13 @@ class Machine:
                 assign(words[0] | words[1] << np.uint32(16), mask)
 
             return widen
-        assert parts == ["cvt", "rn", "satfinite", to, "f32"]
+        relu = parts[3] == "relu"
+        assert parts == ["cvt", "rn", "satfinite", *["relu"] * relu, to, "f32"]
         high, low = (self.source(o, "f32") for o in operands[1:])
 
         def round_(mask: np.ndarray) -> None:
-            first, second = (np.broadcast_to(to_storage(v, FLOAT8[to]), (self.n,)).astype(np.uint16) for v in (low, high))
+            values = (np.maximum(v, np.float32(0)) if relu else v for v in (low, high))
+            first, second = (np.broadcast_to(to_storage(v, FLOAT8[to]), (self.n,)).astype(np.uint16) for v in values)
             assign(first | second << np.uint16(8), mask)
 
         return round_

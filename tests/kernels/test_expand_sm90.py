@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load
+from tccompile.ir.expr import Epilogue, Expr, View, call, cast, const, coord, load, substitute
 from tccompile.ir.ops import Conv
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
@@ -110,6 +110,20 @@ def test_says_why_not() -> None:
     assert "pixel by pixel" in str(KERNEL.supports((replace(first, strides=(2, 2)), second), program, ARCH))
     assert "up to 160" in str(KERNEL.supports(wide := pair((1, 176, 9, 9), 48).ops, pair((1, 176, 9, 9), 48), ARCH)) and wide
     assert "no tensor copy engine" in str(KERNEL.supports((first, second), program, ARCHS["sm_89"]))
+
+
+def test_functions_of_what_is_made_take_time() -> None:
+    """More of it is made than is in the image, as tiles share borders."""
+    program = pair((8, 24, 28, 28), 144)
+    first, second = program.ops
+    expr = first.epilogue.expr
+    rounded = expr.args[0].args[0]
+    value = rounded.args[0]
+    silu = substitute(expr, {value: call("mul", value, call("sigmoid", value))})
+    slower = replace(first, epilogue=replace(first.epilogue, expr=silu))
+    config = next(iter(KERNEL.configs(program.ops, program, ARCH)))
+    plain, other = (KERNEL.cost((op, second), program, config, ARCH) for op in (first, slower))
+    assert other > 1.05 * plain
 
 
 @thorough

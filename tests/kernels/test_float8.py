@@ -233,6 +233,27 @@ def test_bytes_leave_turned(kinds: tuple[DType, DType, DType], residual: DType |
     check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "swapped": True})
 
 
+IN_PAIRS: dict[str, tuple[int, Config]] = {
+    "two at once": (256, {"bm": 64, "bn": 32}),
+    "a short stage and two": (352, {"bm": 16, "bn": 64, "swapped": True}),
+    "a short stage and three": (480, {"bm": 64, "bn": 32}),
+    "four": (512, {"bm": 16, "bn": 64, "swapped": True}),
+    "five": (640, {"bm": 64, "bn": 32}),
+}
+
+
+@pytest.mark.parametrize("case", usually(IN_PAIRS, "a short stage and three", "four"))
+def test_results_of_8_bits_take_sums_of_two_stages_at_once(case: str) -> None:
+    depth, config = IN_PAIRS[case]
+    program, config = of_float8("pairs", (2, depth, 3, 3), 64, (1, 1), (E4M3,) * 3, fn="relu"), {"split": 1, **config}
+    code = dict(HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches[0].code.params)
+    assert "once" in code if depth == 256 else "in_pairs" in code
+    check(program, WGMMA, "sm_90a", config)
+    to_halves = of_float8("halves", (2, depth, 3, 3), 64, (1, 1), (E4M3, E4M3, F16))
+    code = dict(HOPPER[0].work(to_halves.ops[0], to_halves, config, ARCHS["sm_90a"]).launches[0].code.params)
+    assert not {"once", "in_pairs"} & code.keys()
+
+
 @pytest.mark.parametrize(("family", "arch"), usually(FAMILIES, 1, 5))
 def test_what_is_no_number_stays_none(family: int, arch: str) -> None:
     program = of_float8("nan", (16, 64), 16, kinds=(E4M3, E4M3, F32))
@@ -286,11 +307,11 @@ def test_sums_of_one_stage_are_all(config: Config) -> None:
     check(program, WGMMA, "sm_90a", config)
 
 
-@pytest.mark.parametrize("depth", [128, 144])
-def test_tiles_of_one_stage_are_as_large_as_those_of_integers(depth: int) -> None:
+@pytest.mark.parametrize("depth", [256, 272])
+def test_tiles_whose_sums_are_made_at_once_are_as_large_as_those_of_integers(depth: int) -> None:
     program = of_float8("large", (32, depth, 56, 56), 256, (1, 1), (E4M3,) * 3)
     large = [c for c in HOPPER[0].configs(program.ops[0], program, ARCHS["sm_90a"]) if c["bm"] == 256]
-    assert bool(large) == (depth == 128) and all("overlaps" not in c for c in large)
+    assert bool(large) == (depth == 256) and all("overlaps" not in c for c in large)
     for config in large[:1]:
         (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
         assert resources(launch.code, ARCHS["sm_90a"]).stack == 0

@@ -228,3 +228,11 @@ def test_what_elements_are_multiplied_by_is_one_factor() -> None:
         program = squeeze((1, 32, 5, 5), 8, kinds)
         found = described(program.ops, program)
         assert isinstance(found, Chain) and found.expr == expr
+
+
+def test_rows_of_few_bytes_are_not_shared_out() -> None:
+    """Blocks of half a pixel's channels would read and write halves of what memory brings together."""
+    for kinds in ((F16, F16), (F16, U8)):
+        program = squeeze((32, 32, 40, 40), 8, kinds)
+        least = min(KERNEL.configs(program.ops, program, ARCH), key=lambda c: KERNEL.cost(program.ops, program, c, ARCH))
+        assert least["across"] == 1, least

@@ -220,6 +220,16 @@ def test_results_whose_innermost_axis_is_open():
     assert got.shape == (13,) and relative_error(got, x.sum(1)) < 1e-6
 
 
+@pytest.mark.parametrize("kind, more", [("Softmax", {"axis": -1}), ("ReduceMean", {"axes": [1], "keepdims": 1})])
+def test_rows_that_are_multiples_of_8_at_some_sizes_only(kind, more):
+    """A code that reads elements one by one is for all of them: else the range would be divided at each multiple."""
+    g = models.Graph()
+    model = g.model("x", 1, [2, 40, "n"], g.op(kind, "x", **more))
+    options = Options(archs=("sm_90a",), precision="fp32", ranges={"n": Size("n", 20, 600)})
+    (pattern,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert len(to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())) <= steps.FASTER
+
+
 def test_padding_that_only_some_sizes_have_is_filled_at_all():
     n = Net(x=(np.float32, (3, "n")))
     model = n.out(n("CumSum", "x", np.array(1))).model()

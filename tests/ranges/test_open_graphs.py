@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from tccompile.errors import ModelError
 from tccompile.options import Options, as_sizes
@@ -29,6 +29,7 @@ FOUND = {
     34: "two batches, of which every other one is one",
     4546: "a size is a factor of weights",
     10542: "half as large again behind strides",
+    71012: "another branch at the least size",
 }
 
 
@@ -131,3 +132,20 @@ def test_sizes_that_are_an_extent_by_chance_are_looked_at():
     for n in (2, 3, 4, 21):
         x = np.random.default_rng(n).standard_normal((2, n, 3)).astype(np.float32)
         assert np.allclose(session.run(None, {"x": x})[0], np.tanh(-np.sort(-x, 1)[:, :4]))
+
+
+def test_what_a_model_does_at_a_size_that_is_an_extent_by_chance():
+    """Up to 9 rows the other branch is taken: in steps of 8 only at 8, which is how many columns there are, too."""
+    g = Graph()
+    rows = g.op("Squeeze", g.op("Gather", g.op("Shape", "x"), g.numbers(0)), g.numbers(0))
+    branches = {
+        name: helper.make_graph([helper.make_node(op, ["x"], [name])], name, [], [helper.make_empty_tensor_value_info(name)])
+        for name, op in (("then_branch", "Tanh"), ("else_branch", "Neg"))
+    }
+    y = g.op("If", g.op("Greater", rows, g.op("Squeeze", g.numbers(9), g.numbers(0))), **branches)
+    made = g.model("x", TensorProto.FLOAT, ["rows", 8], y)
+    with Session(without_code(made, precision="fp32", ranges={"rows": (8, 96, 8)}), "cpu") as session:
+        for rows_of in (8, 16, 96):
+            x = np.random.default_rng(rows_of).standard_normal((rows_of, 8)).astype(np.float32)
+            (found,) = session.run(None, {"x": x})
+            np.testing.assert_allclose(found, np.tanh(x) if rows_of > 9 else -x, rtol=1e-5)

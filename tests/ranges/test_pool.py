@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 
+from tccompile.arch import ARCHS
+from tccompile.dump import Dump
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.kernels import KERNELS
 from tccompile.kernels.spec import Code
+from tccompile.load.model import read
+from tccompile.options import Options
+from tccompile.pipeline import Told, to_patterns
 from tccompile.ranges.box import between
-from tccompile.ranges.pool import FEW, LEFT, LESS, Case, _by_use, _codes_for, _Costs, _most
+from tccompile.ranges.launches import key_of
+from tccompile.ranges.pool import FEW, LEFT, LESS, Case, Known, _by_use, _codes_for, _Costs, _most
+from tccompile.ranges.steps import _kind, _ranked
+from tccompile.schedule.choose import Candidate
+from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
+from tccompile.stages.progress import quiet
+from tests.kernels.test_pair_sm90 import bottlenecks
 
 
 def code(name: str) -> Code:
@@ -77,3 +92,28 @@ def test_points_between_lie_among_small_sizes_and_large_ones(bounds, below):
     found = between(box, 40)
     assert len(found) > 35 and all(n in size.all for point in found for n, size in zip(point, box, strict=True))
     assert below <= sum(point[0] ** 2 < box[0].low * box[0].high for point in found) <= below + 3
+
+
+def test_what_no_point_has_candidates_for_has_none():
+    """As where the pool has none for an op at these sizes: then all of its candidates are asked for."""
+    own, kernel = Candidate(2.0, KERNELS[0], {}), Candidate(4.0, KERNELS[1], {})
+    kind = _kind([[], [], [own, kernel]], np.array([0.1, 0.1, 0.1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _ranked(kind, np.array([0, 1]), 0) == []
+        assert [c.cost for c in _ranked(kind, np.array([1, 2]), 2)] == [2.0, 4.0]
+
+
+def test_slow_candidates_of_the_pool_are_known_at_sizes_where_others_are_faster():
+    """A code is for sizes of which the pool has no other, however slow it is there."""
+    ranges = {"batch": Size("batch", 2, 40)}
+    options = Options(archs=("sm_90a",), precision="fp16", ranges=ranges)
+    (pattern,), _ = to_patterns(read(bottlenecks("batch")), options, Dump(None), quiet, Told())
+    arch, known = ARCHS["sm_90a"], Known(NO_TIMINGS, [pattern])
+    tried = known.pool(pattern, arch, ()).tried[id(pattern)]
+    for point in known.points(pattern):
+        for asked, of_op in zip(known.ops(pattern, point), tried, strict=True):
+            slow = [(c, None) for c, _ in known.likely(asked, arch, ())]
+            found = known._also(asked, slow, of_op, arch)
+            assert {key_of(c) for c, codes in found if codes} == {key_of(c) for c in of_op}
+            assert len({key_of(c) for c, _ in found}) == len(found)

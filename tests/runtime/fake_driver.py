@@ -83,6 +83,7 @@ class FakeApi:
     CUgraphDependencyType = SimpleNamespace(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC=1)
     CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
     CUresult = staticmethod(status_of)
+    cuuint64_t = int
 
     def __init__(
         self,
@@ -108,6 +109,8 @@ class FakeApi:
         self.maps: list[tuple] = []
         self.natives: list[Any] = []
         self.attributes = {"MULTIPROCESSOR_COUNT": 54, "MEMORY_CLOCK_RATE": 1_000_000, "GLOBAL_MEMORY_BUS_WIDTH": 4096}
+        self.attributes["MEMORY_POOLS_SUPPORTED"] = 1
+        self.pools: dict[int, int] = {}  # how many bytes each keeps
         self.now = 0.0  # milliseconds; a kernel takes a quarter of one
         self.recorded: dict[int, float] = {}
         self.handles = 1000
@@ -117,6 +120,9 @@ class FakeApi:
             "CUevent_flags",
             "CUjit_option",
             "CUlaunchAttributeID",
+            "CUmemAllocationType",
+            "CUmemLocationType",
+            "CUmemPool_attribute",
             "CUtensorMapDataType",
             "CUtensorMapInterleave",
             "CUtensorMapSwizzle",
@@ -181,6 +187,9 @@ class FakeApi:
         return OK, self.total - sum(map(len, self.blocks.values())), self.total
 
     def cuMemAlloc(self, size: int) -> Any:
+        return self._block(size)
+
+    def _block(self, size: int) -> Any:
         assert self.stack, "no current context"
         if sum(map(len, self.blocks.values())) + size > self.total:
             return OUT_OF_MEMORY, 0
@@ -196,6 +205,32 @@ class FakeApi:
         del self.blocks[address]
 
     cuMemFreeHost = cuMemFree
+
+    def CUmemPoolProps(self) -> SimpleNamespace:
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuMemPoolCreate(self, wanted: SimpleNamespace) -> int:
+        assert wanted.allocType == "CU_MEM_ALLOCATION_TYPE_PINNED" and wanted.location.id < self.count
+        assert wanted.location.type == "CU_MEM_LOCATION_TYPE_DEVICE"
+        handle = self._handle()
+        self.pools[handle] = 0
+        return handle
+
+    def cuMemPoolSetAttribute(self, pool: int, attribute: str, value: int) -> None:
+        assert attribute == "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD"
+        self.pools[pool] = value
+
+    def cuMemPoolDestroy(self, pool: int) -> None:
+        del self.pools[pool]
+
+    def cuMemAllocFromPoolAsync(self, size: int, pool: int, stream: int) -> Any:
+        assert pool in self.pools
+        self.log.append(("take", stream))
+        return self._block(size)
+
+    def cuMemFreeAsync(self, address: int, stream: int) -> None:
+        self.log.append(("give back", stream))
+        del self.blocks[address]
 
     def cuMemsetD8(self, address: int, byte: int, size: int) -> None:
         ctypes.memset(address, byte, size)

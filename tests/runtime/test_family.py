@@ -17,12 +17,14 @@ from tccompile.plan.format import Address, Entry, Family, Int, Map
 from tccompile.plan.formulas import drawn
 from tccompile.plan.rules import check_plan
 from tccompile.ranges.box import opened
-from tccompile.runtime import gpu, room
+from tccompile.runtime import gpu, outputs, room
+from tccompile.runtime.driver import open_device
 from tccompile.runtime.engine import RECENT
+from tccompile.runtime.outputs import length
 from tccompile.runtime.room import touched
 from tccompile.runtime.session import Session
 from tccompile.sizes import Size
-from tests.runtime.fake_driver import ILLEGAL_ADDRESS
+from tests.runtime.fake_driver import ILLEGAL_ADDRESS, OUT_OF_MEMORY
 from tests.runtime.test_session import KERNELS, FakeArray, expected, fake, plan, program, same, section, x_of
 
 __all__ = ["fake"]
@@ -86,9 +88,24 @@ def test_a_members_graph_is_that_of_another_one(fake):
     assert not api.blocks and not api.modules and not api.graphs
 
 
-def test_outputs_of_other_sizes_have_the_same_memory(fake):
-    """... on a GPU: of about as many bytes, if nobody holds what had it. Of few lengths some is kept"""
-    api = fake()
+@pytest.fixture(params=[1, 0], ids=["pools", "no pools"])
+def pooled(fake, request):
+    """A driver that has pools of memory, and one that has none."""
+
+    def install():
+        api = fake()
+        api.attributes["MEMORY_POOLS_SUPPORTED"] = request.param
+        return api
+
+    return install
+
+
+TAKES = {"cuMemAlloc", "cuMemFree", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuEventCreate"}
+
+
+def test_outputs_of_other_sizes_have_the_same_memory(pooled):
+    """... on a GPU: of about as many bytes, if nobody holds what had it."""
+    api = pooled()
     with Session(of_rows(), "gpu") as s:
         arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
         made = [s.run(["y"], {"x": arrays[rows]})[0].memory for rows in (2, 22, 40)]
@@ -97,11 +114,67 @@ def test_outputs_of_other_sizes_have_the_same_memory(fake):
             api.calls.clear()
             for rows in range(2, 41):
                 same(s.run(None, {"x": arrays[rows]}), expected(x_of(rows)))
-        assert not {"cuMemAlloc", "cuMemFree", "cuEventCreate"} & {*api.calls}
-        kept = s._members[0, (40,)].room
-        lengths = [kept.spare("y", 1 << n, 0)[0] for n in range(10, 30)]
-        assert lengths == [1 << n for n in range(10, 30)] and len(kept._spare["y", 0]) == RECENT
-        assert kept.spare("y", 1_000_001, 0)[0] == 1_048_576 and kept.spare("y", 1_100_000, 0)[0] == 1_179_648
+        assert not TAKES & {*api.calls}
+    assert [length(1 << n) for n in range(10, 30)] == [1 << n for n in range(10, 30)]
+    assert length(1_000_001) == 1_048_576 and length(1_100_000) == 1_179_648
+
+
+def test_new_lengths_of_outputs_wait_for_nothing(fake):
+    """... of a plan for ranges: the pool has had its memory from the start, and takes it back in the stream's order"""
+    api = fake()
+    with Session(of_rows(), "gpu") as s:
+        arrays = {rows: FakeArray(api, x_of(rows)) for rows in range(2, 41)}
+        held = len(api.blocks)
+        api.calls.clear()
+        for rows in (2, 40):
+            same(s.run(None, {"x": arrays[rows]}, stream=7), expected(x_of(rows)))
+        assert api.calls.count("cuMemAllocFromPoolAsync") == 4  # two lengths of each
+        assert not {"cuMemAlloc", "cuMemFree", "cuCtxSynchronize"} & {*api.calls} and len(api.blocks) == held + 4
+        y = s.run(["y"], {"x": arrays[40]}, stream=7)[0]
+    assert ("take", 7) in api.log and s._platform._room.outputs.kept == room.LEAST
+    assert not api.pools and y.memory.address in api.blocks  # it outlives the session
+    api.calls.clear()
+    del y
+    done = [call for call in api.calls if call in ("cuCtxSynchronize", "cuMemFree")]
+    assert done == ["cuCtxSynchronize", "cuMemFree"]  # the driver does not wait for those who may still read it
+    assert len(api.blocks) == len(arrays)
+
+
+def test_of_outputs_of_many_lengths_some_are_kept(pooled):
+    """... those that were used last, in so many bytes; others are given back, and what is held counts"""
+    api = pooled()
+    kept = outputs.Outputs(open_device(), 4096)
+
+    def made(size, stream=7):
+        """Whether memory had to be made for an output, which nobody holds then."""
+        before = api.calls.count("cuMemAlloc") + api.calls.count("cuMemAllocFromPoolAsync")
+        output, spare = kept.take("y", size, stream)
+        spare.append(output)
+        return api.calls.count("cuMemAlloc") + api.calls.count("cuMemAllocFromPoolAsync") > before
+
+    assert [made(size) for size in (1024, 2048, 512, 1024, 512, 1024)] == [True] * 3 + [False] * 3
+    assert made(1280) and len(api.blocks) == 3  # in the place of the one of 2048 bytes
+    assert [made(size) for size in (1024, 512, 1280, 2048)] == [False] * 3 + [True]
+    assert sorted(size for (_, size, _), spare in kept._spare.items() if spare) == [512, 1280, 2048]
+    held = kept.take("z", 4096, 7)
+    assert len(api.blocks) == 1
+    assert made(256, 8) and made(256, 8) is False and made(512, 8) and len(api.blocks) == 2
+    del held
+    assert made(4096, 7) and len(api.blocks) == 1 and kept._used == 4096
+    kept.close()
+    assert not api.blocks and not api.pools
+
+
+def test_a_pool_that_cannot_grow(fake):
+    """A session opens without the memory that it would have from the start; an inference names what there is no room for"""
+    api = fake()
+    api.failures["cuMemAllocFromPoolAsync"] = OUT_OF_MEMORY
+    with Session(of_rows(), "gpu") as s:
+        x = FakeArray(api, x_of(5))
+        with pytest.raises(LaunchError, match=r"cannot allocate 0.0 MiB for output 'y': .* are free on Fake GPU"):
+            s.run(None, {"x": x})
+        api.failures.clear()
+        same(s.run(None, {"x": x}), expected(x_of(5)))
 
 
 def test_new_sizes_do_not_wait_for_what_is_queued(fake):
@@ -214,6 +287,38 @@ def test_arrays_for_outputs_are_made_while_the_gpu_works(fake, monkeypatch):
         assert done[-1] == "synchronize" and done.index("launch") < done.index("made") and done.count("made") == 2
 
 
+def test_pinned_memory_is_for_the_smallest_arrays(fake, monkeypatch):
+    """... up to so many bytes, which are there from the start; others are copied from and to where they lie"""
+    api = fake()
+    monkeypatch.setattr(room, "PINNED", 512)
+    with Session(of_rows(), "gpu") as s:
+        pinned = s._platform._room._pinned
+        assert pinned.size == 512
+        api.calls.clear()
+        for rows in (40, 3, 40):
+            same(s.run(None, {"x": x_of(rows)}), expected(x_of(rows)))
+        assert "cuMemHostAlloc" not in api.calls
+        places = s._members[0, (3,)]._staging._places
+        assert [where for _, where in places.values()] == [0, 256, None]
+        assert [where for _, where in s._members[0, (40,)]._staging._places.values()] == [0, None, None]
+
+
+def test_staged_memory_is_for_what_needs_it(pooled):
+    """... on the device: of the arrays that come from the host or go there, and it grows with what comes, for all sizes"""
+    api = pooled()
+    with Session(of_rows(), "gpu") as s:
+        shared = s._platform._room
+        assert (shared._staged is None) == bool(api.attributes["MEMORY_POOLS_SUPPORTED"])  # then it takes microseconds
+        x, y = FakeArray(api, x_of(40)), np.empty((40, 3), np.float32)
+        same(s.run(None, {"x": x}, outputs={"y": y}), expected(x_of(40)))
+        assert list(s._members[0, (40,)]._staging._places) == ["y"]
+        assert shared._staged.size == (512 if shared.outputs.pooled else 1536)
+        held = len(api.blocks)
+        for stream, rows in ((None, 2), (7, 40), (None, 2), (8, 21), (None, 40)):
+            same(s.run(None, {"x": x_of(rows)}, stream=stream), expected(x_of(rows)))
+        assert shared._staged.size >= 3 * 480 and len(api.blocks) == held
+
+
 def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
     """... without host memory of ours, unless they lie there in another order or with other bytes first"""
     monkeypatch.setattr(room, "DIRECT", 512)
@@ -223,7 +328,7 @@ def test_large_arrays_are_copied_from_and_to_where_they_lie(fake, monkeypatch):
     api.cuMemcpyHtoDAsync = lambda to, source, size, stream: copies.append(source) or copied(to, source, size, stream)[1]
     api.cuMemcpyDtoHAsync = lambda to, source, size, stream: copies.append(to) or copied(to, source, size, stream)[1]
     with Session(of_rows(), "gpu") as s:
-        assert s._members == {} and s._platform._room._staged[1].size == 3 * 512
+        assert s._members == {} and s._platform._room._pinned.size == 3 * 512
         for rows in (40, 3):
             x, want, direct = x_of(rows), expected(x_of(rows)), rows == 40
             y, z = np.empty_like(x), np.empty((rows, 3), np.float32)
