@@ -20,7 +20,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from tccompile.quantize.calibration import Chosen, Cost
-from tccompile.quantize.changes import Steps, changes, gains, worth_most
+from tccompile.quantize.changes import Change, Steps, changes, gains, worth_most
 from tccompile.quantize.insert import Rounded, dequantize_of, quantize_of
 from tccompile.quantize.known import (
     ALL,
@@ -65,8 +65,12 @@ that is within the bound and one that is not."""
 FINE = 64
 """How close these get, as a share of all activations that are worth it."""
 
-ROUNDS = 2
+ROUNDS = 3
 """How often each activation is tried otherwise."""
+
+DEARER, PRICES = 2, 2
+"""What an error costs as many times as much, and how many prices are tried, where changes at the least price of it are beyond the
+bound: a choice that lies at the bound may still change what saves little for what saves more."""
 
 SPARE = 0.95
 """The share of the bound that a guess aims at."""
@@ -350,18 +354,32 @@ def _changed(
 ) -> dict[str, int]:
     """A choice with single activations stored otherwise, as often as that makes the model faster and the error is within the
     bound."""
-    activations, squares = [t.activation for t in found], {t.name: t.activation.squares for t in found}
+    activations = [t.activation for t in found]
     fastest = {t.name: min(t.activation.ways, key=lambda way: t.times[way] if way else math.inf) for t in found}
     for _ in range(ROUNDS if any(choice.values()) else 0):
         before = entries.steps(activations, choice)
         every = changes(activations, choice, fastest, before, entries.beside)
         gained = gains(every, choice, before, partial(entries.steps, activations))
-        costs = (least * (squares[c.name][c.way] - squares[c.name][choice[c.name]]) for c, _ in gained)
-        tried = choice | worth_most([(c, less - cost) for (c, less), cost in zip(gained, costs, strict=True)])
-        if tried == choice or entries.time(activations, tried) >= sum(time for _, time in before) or not error(tried) <= bound:
-            break
+        took = sum(time for _, time in before)
+        for price in dict.fromkeys(least * DEARER**k for k in range(PRICES)):
+            tried = choice | _worth(found, choice, gained, price)
+            if tried == choice or entries.time(activations, tried) >= took:
+                return choice
+            if error(tried) <= bound:
+                break
+        else:
+            return choice
         choice = tried
     return choice
+
+
+def _worth(
+    found: Sequence[Timed], choice: Mapping[str, int], gained: Sequence[tuple[Change, float]], price: float
+) -> dict[str, int]:
+    """The changes of a choice that are worth most at a price of error, of those that may be made at once."""
+    squares = {t.name: t.activation.squares for t in found}
+    costs = (price * (squares[c.name][c.way] - squares[c.name][choice[c.name]]) for c, _ in gained)
+    return worth_most([(c, less - cost) for (c, less), cost in zip(gained, costs, strict=True)])
 
 
 def _with_sums(
