@@ -47,7 +47,7 @@ from tccompile.precision.sensitivity import _not_rounded
 from tccompile.quantize import calibration as files
 from tccompile.quantize import grid, insert
 from tccompile.quantize.calibration import Chosen, Purpose
-from tccompile.quantize.choose import Entries, Steps, Timed, Times, choose, joined, select, share_out, within
+from tccompile.quantize.choose import Entries, Steps, Timed, Times, choose, exchanged, joined, select, share_out, within
 from tccompile.quantize.grid import Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor
 from tccompile.quantize.known import (
@@ -720,6 +720,37 @@ def test_how_many_are_within_the_bound_is_found_by_running_them() -> None:
         assert all(choice[t.name] for t in found[:count])
     assert len(runs) <= 24
     assert within(found, 1e-3, error) == ({t.name: FLOATS for t in found}, 0.0)
+
+
+class TwoSteps:
+    """In place of `Entries`: two activations, each with a step of its own."""
+
+    beside: Mapping[str, set[str]] = {}
+
+    def __init__(self, times: Mapping[str, Sequence[float]]) -> None:
+        self._times = times
+
+    def steps(self, _: object, choice: Mapping[str, int]) -> list[tuple[tuple[str, ...], float]]:
+        return [((name,), own[choice[name]]) for name, own in self._times.items()]
+
+    def time(self, _: object, choice: Mapping[str, int]) -> float:
+        return sum(time for _, time in self.steps(_, choice))
+
+
+def test_a_choice_at_the_bound_gives_up_what_saves_little_for_what_saves_more() -> None:
+    """Both are beyond the bound together: each alone is within it."""
+    times, squares = {"little": [10, 9, 9], "more": [10, 5, 5]}, {"little": [0, 1e-3, 1e-3], "more": [0, 1.5e-3, 1.5e-3]}
+    found = [Timed(Activation(n, (n,), HOW, (FLOATS, ALL), tuple(squares[n])), tuple(times[n])) for n in times]
+    entries: Any = TwoSteps(times)
+    errors = list[float]()
+
+    def error(choice: Mapping[str, int]) -> float:
+        errors.append(math.sqrt(sum(squares[name][way] for name, way in choice.items())))
+        return errors[-1]
+
+    choice = exchanged(found, {"little": ALL, "more": FLOATS}, 600.0, math.sqrt(2e-3), entries, error)
+    assert choice == {"little": FLOATS, "more": ALL}
+    assert len(errors) <= 3
 
 
 def test_gains_say_what_moves_the_outputs() -> None:

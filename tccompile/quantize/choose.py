@@ -213,7 +213,7 @@ def choose(
     if measure is not None:
         measure.expect(TRIES)
     whole, _ = within(found, bound, error, least)
-    whole = _changed(found, whole, least, bound, entries, error)
+    whole = exchanged(found, whole, least, bound, entries, error)
     choice, took = _fastest(found, whole, in_floats, entries)
     if choice != whole and not error(choice) <= bound:  # fewer bytes may be worse, where errors of some made up for others'
         choice, took = dict.fromkeys(choice, FLOATS), in_floats
@@ -349,7 +349,7 @@ def _fastest(
     return best, least
 
 
-def _changed(
+def exchanged(
     found: Sequence[Timed], choice: dict[str, int], least: float, bound: float, entries: Entries, error: Error
 ) -> dict[str, int]:
     """A choice with single activations stored otherwise, as often as that makes the model faster and the error is within the
