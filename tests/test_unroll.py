@@ -160,6 +160,14 @@ def test_loops_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         load(m)
 
 
+def test_a_sequence_without_tensors() -> None:
+    """An input of which no shapes are given."""
+    sequence = helper.make_tensor_sequence_value_info("x", FLOAT, [2, 3])
+    m = model([("ConcatFromSequence", "x", "y", {"axis": 0})], [sequence], [value("y")])
+    with pytest.raises(UnsupportedError, match=r"reads the sequence 'x', which has no tensors: .* --shape 'x\[0\]=2x3'"):
+        load(m)
+
+
 def test_a_sequence_that_a_loop_gathers() -> None:
     nodes = [("Gather", "x i", "row"), ("Relu", "row", "r"), ("SequenceInsert", "s r", "s2"), ("Identity", "c", "c2")]
     sequence = helper.make_tensor_sequence_value_info

@@ -375,3 +375,19 @@ def test_features_in_the_place_of_marked_tokens(rows: int) -> None:
         if rows < 10:
             with pytest.raises(InputError, match=rf"\(ScatterND\) finds 40 .* room for {rows * 4}"):
                 session.run(None, given(10))
+
+
+def test_names_that_the_compiler_would_make() -> None:
+    """A model has them for tensors of its own, and two outputs that are the same tensor."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["sizes"]),
+        helper.make_node("Transpose", ["sizes"], ["sizes1"], perm=[1, 0]),
+        helper.make_node("GatherND", ["x", "sizes1"], ["y"]),
+        helper.make_node("Identity", ["y"], ["y/bound"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("y", "y/bound")]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5])], ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.maximum(np.random.default_rng(0).standard_normal((3, 5)), 0).astype(np.float32)
+    for y in Session(without_code(model, precision="fp32"), "cpu").run(None, {"x": x}):
+        np.testing.assert_array_equal(y, x[x != 0])
