@@ -153,20 +153,25 @@ def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) 
 
 
 def _spectra(program: Program, open_: set[str]) -> dict[str, str]:
-    """The tensors, by the owner of their storage, that are Fourier transforms of what is open or of such transforms, and what
-    is computed of them alone; with the reason."""
+    """The tensors, by the owner of their storage, that are open and transformed, their Fourier transforms, and what is computed
+    of these alone; with the reason."""
     owner = {name: t.storage for name, t in program.tensors.items()}
     known = {owner[name] for name, recipe in program.constants.items() if _adds_up(recipe)}
     found: dict[str, str] = {}
+    transformed: dict[str, str] = {}
     for op in program.ops:
         y, read = owner[op.y], {owner[name] for name in op.inputs} - {*program.constants}
         if isinstance(op, Gemm) and owner[op.b] in known and (x := owner[op.a]) in {*open_, *found}:
-            found.setdefault(y, found.get(x, f"fp32: {op.nodes[0]!r} is a transform of it, however large {op.a!r} is"))
+            why = found.get(
+                x, f"fp32: of the spectrum that {op.nodes[0]!r} makes, small elements count, too, however large it is"
+            )
+            transformed |= {x: why}
+            found.setdefault(y, why)
         elif isinstance(op, Pointwise | Reduce) and read and program.tensors[op.y].dtype.is_float and read <= {*found}:
             found.setdefault(y, found[min(read)])
         elif isinstance(op, Pointwise) and read <= known:
             known.add(y)  # of places alone, as the matrix of a transform whose length a range leaves open
-    return found
+    return transformed | found
 
 
 def _adds_up(recipe: Recipe) -> bool:
