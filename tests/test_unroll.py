@@ -244,3 +244,15 @@ def test_a_loop_whose_condition_counts(most: int, goes: int) -> None:
     program = agrees(m)
     assert program.tensors["y"].shape == (goes, 2, 3)
     assert not program.counts
+
+
+def test_a_body_that_takes_its_number_as_a_vector() -> None:
+    """As TensorFlow's crop_and_resize is converted: a Slice from it to the next one."""
+    body = graph(
+        [("Add", "i one", "end"), ("Slice", "x i end zero", "row"), ("And", "c c", "c2"), ("Relu", "row", "y")],
+        [value("i", INT64, (1,)), value("c", BOOL, ())],
+        [value("c2", BOOL, ()), value("y", shape=(1, 3))],
+        {"one": array(1), "zero": array(0)},
+    )
+    weights = {"most": np.array(4), "true": np.array(True)}
+    agrees(model([("Loop", "most true", "y", {"body": body})], [value("x", shape=(4, 3))], [value("y")], weights))

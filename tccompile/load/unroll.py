@@ -255,6 +255,7 @@ class Unroller:
     def loop(self, node: onnx.NodeProto, bound: int | None = None) -> None:
         """Its iterations one after the other; `bound`, how many these are at most, if that is known."""
         body, most = _graph(node, "body"), node.input[0]
+        _take_scalars(body)
         weight = self.folder.constants.get(most)
         carried = list(node.input[2:])
         if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
@@ -684,6 +685,17 @@ def _is_long(node: onnx.NodeProto) -> bool:
         [op for op in inside(_graph(node, f"{which}_branch")) if op not in ("Constant", "Identity")] for which in ("then", "else")
     ]
     return max(map(len, ops)) >= SHORT or any(op in TAKES_LONG for own in ops for op in own)
+
+
+def _take_scalars(body: onnx.GraphProto) -> None:
+    """The number of an iteration and the condition as a body declares them: some, as TensorFlow's converter, have an axis."""
+    for value in body.input[:2]:
+        if len(value.type.tensor_type.shape.dim) == 1:
+            name, one = value.name, f"{value.name}#shape"
+            value.name = f"{name}#scalar"
+            value.type.tensor_type.ClearField("shape")
+            body.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int64), one))
+            body.node.insert(0, onnx.helper.make_node("Reshape", [value.name, one], [name], name))
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
