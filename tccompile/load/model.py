@@ -582,12 +582,23 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     if proto.functions:
         _check_calls(proto)
+        _give_defaults(proto)
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
     _set_opset(proto.opset_import, max(opset, UNIFORM))
     narrow.widen(proto, weights)
     _widen(proto.graph, weights)
     return proto
+
+
+def _give_defaults(proto: onnx.ModelProto) -> None:
+    """Attributes that calls of functions leave out get the functions' defaults, of which ONNX's inliner knows nothing."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    for part in (proto.graph, *proto.functions):
+        for node in all_nodes(part.node):
+            if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
+                given = {a.name for a in node.attribute}
+                node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
 
 
 def _check_calls(proto: onnx.ModelProto) -> None:
