@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
+from tccompile.ir.expr import load as load_of
 from tccompile.ir.ops import Conv, Gemm, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
@@ -349,6 +350,16 @@ def test_computed_scales_are_in_epilogues_of_products(image: bool) -> None:
     (product,) = (op for op in program.ops if isinstance(op, Conv | Gemm))
     assert product.y not in whole_numbers(program)
     assert program.tensors[product.y].dtype is (DType.F16 if image else DType.I32)
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_numbers_of_dynamic_quantization_are_made_by_those_who_read_them(image: bool) -> None:
+    """The extremes are steps, and what quantizes and multiplies; scales and zero points would be four launches more."""
+    net = Net(opset=21, x=(1, 64, 9, 8) if image else (16, 256))
+    sums, scale = dynamically(net, "x", filters(net, 32, 64, 3, 3) if image else filters(net, 256, 32))
+    program = stored(net.out(net("Mul", sums, scale)))
+    kinds = [type(op).__name__ for op in program.ops if not (isinstance(op, Pointwise) and op.epilogue.expr == load_of(0))]
+    assert kinds == ["Reduce", "Reduce", "Pointwise", "Conv" if image else "Gemm"]
 
 
 def test_sums_of_bytes_are_whole_numbers() -> None:
