@@ -85,6 +85,11 @@ class Options:
                 raise UsageError(f"unknown GPU generation {name!r}; choose from {', '.join(ARCHS)}, or all")
         if not self.archs:
             raise UsageError("no GPU generation to build for; leave --arch away for all of them")
+        if self.precision in QUANTIZATIONS:
+            raise UsageError(
+                f"no precision stores everything in {self.precision}: quantize {self.precision}, with real inputs, "
+                "multiplies in it where that is faster and the error stays within a bound"
+            )
         if self.precision not in PRECISIONS:
             raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
         if self.nchwc_block not in (None, 8, 16):

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
@@ -1118,6 +1119,19 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
             DType.U8,
         ]
     assert repr(programs[0]) == repr(programs[1])
+    calibrated(read(trained_on(model, 0.02)), later)
+    with pytest.raises(InputError, match="of other weights: the model's differ in 2 of 2 products"):
+        calibrated(read(trained_on(model, 1.0)), later)
+
+
+def trained_on(model: onnx.ModelProto, moved: float) -> onnx.ModelProto:
+    """The model with weights that so much of their deviation is added to."""
+    rng, other = np.random.default_rng(1), onnx.ModelProto()
+    other.CopyFrom(model)
+    for t in other.graph.initializer:
+        w = numpy_helper.to_array(t)
+        t.CopyFrom(numpy_helper.from_array((w + moved * np.std(w) * rng.standard_normal(w.shape)).astype(w.dtype), t.name))
+    return other
 
 
 def block() -> Net:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from tccompile.precision.metric import Metric
 from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
+from tccompile.quantize.marks import marks
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
 from tccompile.quantize.products import (
     IN_FLOATS,
@@ -122,6 +123,7 @@ class Known:
     floats  products that are not in bytes, whatever they take, and why
     long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
     tried   what was run in bytes
+    weights by which other weights are told, for each product
     """
 
     alone: tuple[Activation, ...]
@@ -132,6 +134,7 @@ class Known:
     long: Mapping[str, str]
     no_float8: Mapping[str, str]
     tried: tuple[Tried, ...]
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
         """The part of it that all these graphs have, in these formats, without the products that are to be in fp32, by names or
@@ -197,7 +200,7 @@ def find(
     formats  those in which everything is run, to see how far off estimates are; what is known is of all
     metric   measures choices in place of the relative error
     """
-    program, ticks = lower(graph), Ticks(progress)
+    program, ticks, marked = lower(graph), Ticks(progress), marks(graph)
     seen = runs[: len(runs) - held(len(runs))]
     first = seen[:WATCHED]
     ticks.expect(len(program.ops) * (len(seen) + WATCHED + len(tested(runs)) * (1 + len(formats))))
@@ -225,7 +228,7 @@ def find(
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, ())
+    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, (), marked)
     measure = Measure(graph, runs, sources, metric, ticks)
     tried = list[Tried]()
     for name in formats:
