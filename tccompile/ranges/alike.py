@@ -20,7 +20,19 @@ from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler, names_of
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
+from tccompile.ranges.box import (
+    MOSTLY,
+    Box,
+    Point,
+    corners,
+    count,
+    divided_by,
+    halves,
+    opened,
+    scattered,
+    without_end,
+    without_ones,
+)
 from tccompile.ranges.fit import derived, fit, padded
 
 COMPARED = 24
@@ -40,6 +52,15 @@ BOXES = 24
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
+
+
+class _ElsewhereError(UndecidedError):
+    """What formulas give at a point that they were not found by is not the program there."""
+
+    def __init__(self, point: Point, what: str) -> None:
+        super().__init__(what)
+        self.point = point
+
 
 ProgramAt = Callable[[Point], Program]
 
@@ -94,16 +115,18 @@ def _parts_of(
             done.append(_settled(partial(pattern, part, program_at, agree)))
         except UndecidedError as why:
             seen = star(part, _settled(partial(fixed_of, part, program_at)))
-            parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
+            nowhere = decided.differs and not decided.everywhere  # another way: what is possible at some sizes is done at none
+            told = why.mask is not None and len(why.mask) == len(seen)
+            parts = divided_by(part, seen, why.mask, 1.0 if nowhere else MOSTLY) if told else None
             own = _each_its_own(part, program_at, agree)
-            if (own or parts is None) and decided.differs and not decided.everywhere:  # no cut tells where it is possible
+            if (own or parts is None) and nowhere:
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
-            parts = parts or halves(part)
+            parts = parts or without_end(part, why.point if isinstance(why, _ElsewhereError) else ()) or halves(part)
             if parts is None or len(todo) + len(done) + 2 > BOXES or own:
-                told = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+                where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
                 raise UnsupportedError(
-                    f"the model does not do the same at all sizes of the range ({told}: {why}); "
+                    f"the model does not do the same at all sizes of the range ({where}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
             todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
@@ -150,7 +173,8 @@ def pattern(box: Box, program_at: ProgramAt, agree: Agree) -> Pattern:
             raise (why if wrong is None or isinstance(why, ChangedError) else wrong) from why
         if (other := _other(found, seen, fixed, program_at, agree)) is None:
             return found
-        point, wrong = other
+        point, how = other
+        wrong = _ElsewhereError(point, str(how))
         seen = [*seen[:-1], point, seen[-1]]
     assert wrong is not None
     raise wrong
