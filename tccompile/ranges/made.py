@@ -13,8 +13,8 @@ from tccompile.ranges.box import Point
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-KEPT = 512
-"""Points of which graphs and programs are kept."""
+NODES, OPS = 1 << 15, 1 << 17
+"""Nodes of graphs and ops of programs that are kept, about 400 megabytes of each: what is beyond begins anew."""
 
 
 class Made:
@@ -25,6 +25,7 @@ class Made:
         self._load, self._to_program = load, to_program
         self._graphs: dict[Point, gs.Graph] = {}
         self._programs: dict[Point, list[tuple[Asked, Program]]] = {}
+        self._nodes = self._ops = 0
 
     def at(self, point: Point, decided: Decisions) -> Program:
         """The program; `decided` learns what is asked for it."""
@@ -35,13 +36,17 @@ class Made:
             decided.asked = {}
             program = self._to_program(self._graph(point))
         asked, decided.asked = decided.asked, {}
-        if len(self._programs) < KEPT:
-            self._programs.setdefault(point, []).append((asked, program))
+        self._ops += len(program.ops)
+        if self._ops > OPS:
+            self._programs, self._ops = {}, len(program.ops)
+        self._programs.setdefault(point, []).append((asked, program))
         return program
 
     def _graph(self, point: Point) -> gs.Graph:
         if point not in self._graphs:
-            if len(self._graphs) == KEPT:
-                return self._load(point)
-            self._graphs[point] = self._load(point)
+            graph = self._load(point)
+            self._nodes += len(graph.nodes)
+            if self._nodes > NODES:
+                self._graphs, self._nodes = {}, len(graph.nodes)
+            self._graphs[point] = graph
         return self._graphs[point].copy()

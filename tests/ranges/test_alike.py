@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -38,6 +40,8 @@ def test_programs_are_made_again_only_where_decisions_are_others():
     made: list[bool] = []
 
     class Graph:
+        nodes = ("one",)
+
         def __init__(self, n: int) -> None:
             self.n = n
 
@@ -51,15 +55,32 @@ def test_programs_are_made_again_only_where_decisions_are_others():
     def to_program(graph):
         worth("rows", graph.n > 4)
         made.append(possible("view", graph.n % 8 == 0))
-        return made[-1]
+        return SimpleNamespace(ops=("view",) if made[-1] else ("copy",))
 
     all_of = Made(load, to_program)  # type: ignore[arg-type]
     first = Decisions()
-    assert [all_of.at((n,), first) for n in (8, 9, 8)] == [True, False, True]
+    assert [all_of.at((n,), first).ops for n in (8, 9, 8)] == [("view",), ("copy",), ("view",)]
     assert loaded == [(8,), (9,)] and made == [True, False] and first.differs
     again = Decisions(can=dict(first.can), everywhere=True)
-    assert [all_of.at((n,), again) for n in (8, 9, 8)] == [False, False, False]
+    assert [all_of.at((n,), again).ops for n in (8, 9, 8)] == [("copy",)] * 3
     assert loaded == [(8,), (9,)] and made == [True, False, False] and again.made == {"rows": True}
+
+
+def test_few_graphs_are_kept(monkeypatch):
+    monkeypatch.setattr("tccompile.ranges.made.NODES", 3)
+    monkeypatch.setattr("tccompile.ranges.made.OPS", 2)
+    loaded: list[tuple[int, ...]] = []
+
+    def load(point):
+        loaded.append(point)
+        graph = SimpleNamespace(nodes=("one",))
+        graph.copy = lambda: graph
+        return graph
+
+    all_of = Made(load, lambda graph: SimpleNamespace(ops=("one",)))  # type: ignore[arg-type, return-value]
+    for n in (1, 2, 3, 1, 4, 1):
+        all_of.at((n,), Decisions())
+    assert loaded == [(1,), (2,), (3,), (4,), (1,)]
 
 
 def attending(rows: int = 8) -> onnx.ModelProto:
