@@ -120,8 +120,8 @@ def _parts_of(
         except UndecidedError as why:
             seen = star(part, _settled(partial(fixed_of, part, program_at)))
             nowhere = decided.differs and not decided.everywhere  # another way: what is possible at some sizes is done at none
-            told = why.mask is not None and len(why.mask) == len(seen)
-            parts = divided_by(part, seen, why.mask, 1.0 if nowhere else MOSTLY) if told else None
+            told = why.mask if why.mask is not None and len(why.mask) == len(seen) else None
+            parts = None if told is None else divided_by(part, seen, told, 1.0 if nowhere else MOSTLY)
             own = _each_its_own(part, program_at, agree)
             if (own or parts is None) and nowhere:
                 todo.insert(0, (part, replace(decided, everywhere=True)))

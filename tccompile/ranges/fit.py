@@ -109,7 +109,7 @@ def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | Non
             rest = tuple(n // other for n, other in zip(numbers, others, strict=True))
             if (found := _of_parts(rest, formulas)) is not None or (found := _times(rest, formulas)) is not None:
                 return found * formula
-    return _behind(numbers, formulas)
+    return _behind(tuple(numbers), formulas)
 
 
 def _times(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:
