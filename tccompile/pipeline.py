@@ -78,6 +78,7 @@ from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
 from tccompile.ranges.late import Trace, late, traced
+from tccompile.ranges.made import Made
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
@@ -498,8 +499,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def program_of(box: Box, decided: Decisions) -> ProgramAt:
         """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
         lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
+        made.at(middle, decided)
         with deciding(decided):
-            fused(middle)
             if lowest not in formats:
                 with _at(box, lowest):
                     to_program(opened, inputs.shapes(lowest), options, dump, progress, told, calibration)
@@ -507,8 +508,9 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
                 formats[lowest] = told.formats
 
         def formed(point: Point) -> Program:
+            program = made.at(point, decided)
             with deciding(decided):
-                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
+                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](program))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
@@ -525,12 +527,10 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             graph = rewrite(calibration.applied(graph))
         return fuse(lower(graph))
 
-    def fused(point: Point) -> Program:
-        return to_fused(loaded(point))
-
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)
 
+    made = Made(loaded, to_fused)
     same = partial(agree, options=options, weights=opened.weights)
     with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
         found = [

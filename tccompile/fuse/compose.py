@@ -111,7 +111,7 @@ def _is_split(e: Editor, t: Tensor) -> bool:
     readers = [op for i in e.readers[t.name] if (op := e.ops[i]) is not None]
     if not all(copies(e, op) and not _keeps_lanes(op.views[0], e.tensors, e.tensors[op.y]) for op in readers):
         return False
-    return sum(e.tensors[op.y].size for op in readers) <= t.size
+    return worth(f"{t.name} in parts", sum(e.tensors[op.y].size for op in readers) <= t.size)
 
 
 def _keeps_lanes(view: View, tensors: dict[str, Tensor], y: Tensor) -> bool:
