@@ -9,6 +9,7 @@ import re
 import shlex
 import stat
 import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -326,6 +327,11 @@ def _check(proto: onnx.ModelProto) -> None:
 
     So is the type of an output that the model was cut at.
     """
+    names = Counter(v.name for v in proto.graph.output)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise ModelError(
+            f"the model lists its output {twice!r} {names[twice]} times: remove the others, or name copies (Identity)"
+        )
     untyped = [v for v in proto.graph.output if not v.HasField("type")]
     for value in untyped:
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
