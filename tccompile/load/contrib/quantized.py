@@ -38,7 +38,7 @@ def _store_steps(p: Parts, steps: str, zero: str) -> None:
     """Rounds numbers of y's steps with the zero point in them, as ONNX Runtime does on x86: a half goes to the even byte.
     QuantizeLinear rounds before it adds a zero point; where that is odd, it takes the other byte."""
     moved = p.add("Add", [steps, p.add("Cast", [zero], to=FLOAT)])
-    _store(p, moved, p.constant(np.float32(1.0)), p.add("Sub", [zero, zero]))
+    _store(p, moved, p.constant(np.float32(1.0)), p.constant(np.zeros((), p.dtype(0))))
 
 
 def _store_quotient(p: Parts, x: str, scale: str, zero: str) -> None:
