@@ -49,8 +49,8 @@ LOSS = 0.01
 GRID = 100
 """Points at which candidates are compared, besides those by which codes are chosen."""
 
-ABSENT = 1.0
-"""What it counts, as a share of an inference, that a candidate is none at some point."""
+ABSENT = 1000.0
+"""What it counts, as a share of an inference, that a candidate is none at some point: more than the slowest one takes."""
 
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
