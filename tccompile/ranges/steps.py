@@ -43,7 +43,7 @@ from tccompile.schedule.choose import (
 from tccompile.schedule.timings import Timings
 from tccompile.sizes import Size
 
-LOSS = 0.01
+LOSS = 0.005
 """What an inference at some size may be slower than with kernels chosen for that size, by estimates, as a share."""
 
 GRID = 100

@@ -22,7 +22,7 @@ from tccompile.options import Options
 from tccompile.pipeline import Told, to_patterns
 from tccompile.ranges.box import between
 from tccompile.ranges.launches import key_of
-from tccompile.ranges.pool import FEW, LEFT, LESS, Case, Known, _by_use, _codes_for, _Costs, _most
+from tccompile.ranges.pool import ENOUGH, FEW, LEFT, LESS, LITTLE, Case, Known, _by_use, _codes_for, _Costs, _most
 from tccompile.ranges.steps import _kind, _ranked, parts
 from tccompile.schedule.choose import Candidate, candidates
 from tccompile.schedule.timings import NO_TIMINGS
@@ -46,9 +46,11 @@ def points(ops: int, slower: float) -> list[list[Case]]:
 @pytest.mark.parametrize(
     ("ops", "slower", "left", "own"),
     [
-        (10, 0.006, LESS, 0),
-        (10, 0.013, LESS, 5),
-        (10, 0.034, LESS, 8),
+        (10, 0.0015, LITTLE, 0),
+        (10, 0.0039, LITTLE, 5),
+        (10, 0.011, LITTLE, 9),
+        (2 * ENOUGH, 0.006, LESS, 0),
+        (2 * ENOUGH, 0.013, LESS, ENOUGH - 2),
         (3 * FEW, 0.019, LEFT, 0),  # more than a few would be needed for that
         (3 * FEW, 0.039, LEFT, 3 * FEW // 2 - 1),
     ],
