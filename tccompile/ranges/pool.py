@@ -41,10 +41,10 @@ class Left(NamedTuple):
 
 
 LITTLE, LESS, LEFT = Left(0.005, 0.002), Left(0.02, 0.007), Left(0.04, 0.02)
-"""The first where that takes ENOUGH codes at most, the second where it takes FEW. In networks of short kernels an inference takes a
-third less than its kernels one by one, of which these are shares."""
+"""The first where that takes ENOUGH codes at most, the second where it takes FEW. Of a network of short kernels an inference takes
+a third less than its kernels one by one, of which these are shares."""
 
-WORST = 0.3
+WORST = 0.2
 """What the size at which inferences lose most counts beside the mean, where a code is left out."""
 
 FEW = 42
@@ -56,7 +56,7 @@ MORE = 24
 MANY, TWICE = 32, 2
 """Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
-TIMES, OVER, ENOUGH = 4.5, 1.35, 32
+TIMES, OVER, ENOUGH = 4.5, 1.35, 34
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
 which take long to compile."""
 
