@@ -148,7 +148,7 @@ class AttentionMma(Kernel):
                     yield {"bn": bn, "splits": splits}
 
     def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
-        """Rows of k are split into as many parts as at other sizes, or fewer: one code does it, wherever there are two at least."""
+        """Rows of k are split into as many parts as at other sizes, or fewer: by one code, where there are two at least."""
         assert isinstance(op, Attention)
         steps, splits = ceil_div(op_extents(op, program)[2], int(config["bn"])), int(config["splits"])
         split = split_steps(steps, splits)[0] > 1
