@@ -125,11 +125,12 @@ def _compared(args: argparse.Namespace, plan: tccompile.Plan, ranged: Session, p
         slower = _slower(ranged, fixed, feeds) if args.steps else []
     ours, own = (median(column) for column in zip(*rounds, strict=True))
     ratios = [a / b for a, b in rounds]
+    single = f"{min(ratios):.3f} to {max(ratios):.3f}"
     at = ", ".join(f"{name} {n}" for name, n in point.items())
     size = encoded_size(plan) / encoded_size(fixed_plan)
     launches = sum(len(step.launches) for step in fixed_plan.entries[0].sections[0].steps)
     print(
-        f"  {at:24} {ours:9.4f} ms, fixed {own:9.4f} ms: {ours / own:.3f} ({min(ratios):.3f} to {max(ratios):.3f}); apart {apart:.1e}, error {error:.1e}; "
+        f"  {at:24} {ours:9.4f} ms, fixed {own:9.4f} ms: {ours / own:.3f} ({single}); apart {apart:.1e}, error {error:.1e}; "
         f"first +{(first - second) * 1e3:.2f} ms, {launches} launches; plan {size:.2f} times as large",
         *slower,
         sep="\n      ",
