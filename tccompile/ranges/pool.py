@@ -41,14 +41,14 @@ class Left(NamedTuple):
 
 
 LITTLE, LESS, LEFT = Left(0.005, 0.002), Left(0.02, 0.007), Left(0.04, 0.02)
-"""The first where that takes ENOUGH codes at most, the second where it takes FEW. An inference of short kernels takes a third
-less than its kernels one by one, of which these are shares."""
+"""The first where that takes FEWEST codes at most, the second where it takes FEW. An inference of short kernels takes a third less
+than its kernels one by one, of which these are shares."""
 
-WORST = 0.2
+WORST = 0.3
 """What the size at which inferences lose most counts beside the mean, where a code is left out."""
 
-FEW = 42
-"""Codes that are taken for what they gain alone: more of them take long to compile."""
+FEWEST, FEW = 20, 42
+"""Codes that are taken for what they gain alone, little or more: more of them take long to compile."""
 
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
@@ -56,7 +56,7 @@ MORE = 24
 MANY, TWICE = 32, 2
 """Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
-TIMES, OVER, ENOUGH = 4.5, 1.35, 34
+TIMES, OVER, ENOUGH = 4.5, 1.35, 32
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
 which take long to compile."""
 
@@ -457,7 +457,7 @@ def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     """The codes for the cases of some points."""
     costs = _Costs(points)
-    for left, number in ((LITTLE, ENOUGH), (LESS, FEW)):
+    for left, number in ((LITTLE, FEWEST), (LESS, FEW)):
         codes = _pool(costs, most, left)
         if len(codes) <= number:
             return codes

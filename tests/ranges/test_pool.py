@@ -68,7 +68,7 @@ def test_codes_come_in_the_order_of_their_use():
     assert [c.kernel for c in _by_use(points(4, 0.01), pool)] == ["shared", "own 2", "other"]
 
 
-@pytest.mark.parametrize(("weights", "most", "room"), [(1 << 10, 19, 1), (1 << 19, 30, 4), (1 << 24, 34, 128)])
+@pytest.mark.parametrize(("weights", "most", "room"), [(1 << 10, 19, 1), (1 << 19, 30, 4), (1 << 24, 32, 128)])
 def test_a_plan_of_few_weights_has_few_codes_and_parts(weights, most, room):
     """Twelve codes would do for one size; a plan of a megabyte has room for so many codes as are worth it."""
     tensor = dense("w", (weights,), DType.U8)
