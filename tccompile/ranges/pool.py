@@ -41,8 +41,8 @@ class Left(NamedTuple):
 
 
 LITTLE, LESS, LEFT = Left(0.005, 0.002), Left(0.02, 0.007), Left(0.04, 0.02)
-"""The first where that takes FEWEST codes at most, the second where it takes FEW. An inference of short kernels takes a third less
-than its kernels one by one, of which these are shares."""
+"""The first where that takes FEWEST codes at most, the second where it takes FEW. An inference of short kernels takes a third
+less than its kernels one by one, of which these are shares."""
 
 WORST = 0.3
 """What the size at which inferences lose most counts beside the mean, where a code is left out."""
