@@ -151,7 +151,7 @@ class Tile:
     def promotion(self) -> Promotion | None:
         """When sums of stages that are rough are added to the others."""
         if self.overlaps:
-            return Promotion.MEANWHILE
+            return Promotion.PAIRS_MEANWHILE if self.in_pairs else Promotion.MEANWHILE
         return (Promotion.OF_PAIRS if self.in_pairs else Promotion.OF_EACH) if self.promoted else None
 
     @cached_property
@@ -321,7 +321,7 @@ def tile(
     swapped, sparse, overlaps = (config.get(name, False) for name in ("swapped", "sparse", "overlaps"))
     rough = group_atom(*kinds).rough and not sparse
     at_once = stages_at_once(kinds, result)
-    once, in_pairs = rough and steps <= at_once, rough and 1 < at_once < steps and not overlaps
+    once, in_pairs = rough and steps <= at_once, rough and 1 < at_once < steps
     shape = config["bm"], config["bn"], most, config["split"], swapped
     more = sparse, config.get("teams", 1), False, overlaps, 0, once, config.get("shared", 1), in_pairs
     return _fitting(arch.smem_block, *shape, boxed, added, kinds, result, *more)

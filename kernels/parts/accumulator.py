@@ -200,21 +200,29 @@ class Overlapped(Accumulator):
     """The same where a stage's sums are added to the others while the next one's are made, in three times the registers: for a
     warpgroup that others leave alone. Whoever multiplies asks for
 
-    begin(operands, slot)   the sums of a stage, which are made from here on
-    add_before(acc, part)   those of the stage before the one begun last, with the others
-    add_last(acc, part)     those of the stage begun last
+    begin(operands, slot)       the sums of a stage, which are made from here on
+    go_on(part, operands, slot)  those with the sums of another stage, made from here on
+    add_before(acc, part)       those of the stages before the `at_once` that were begun last, with the others
+    add_last(acc, part)         those of the stages begun last
+
+    stages  whose sums are made at once: 1 or 2
     """
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0, stages: int = 1) -> None:
         super().__init__(left, right, ring, short=short)
         nothing, of_stage = self.zero, self.multiply
+        self.stages = stages
+
+        @inline
+        def go_on(part, operands, slot):
+            return of_stage(part, operands, slot, i32(1), i32(0))
 
         @inline
         def begin(operands, slot):
             return of_stage(nothing(), operands, slot, i32(0), i32(0))
 
-        self.zero, self.begin = mma.zeros(right.extent // 2), begin
-        self.add_before, self.add_last = hw.add_made(right.extent, 1), hw.add_made(right.extent, 0)
+        self.zero, self.begin, self.go_on = mma.zeros(right.extent // 2), begin, go_on
+        self.add_before, self.add_last = hw.add_made(right.extent, stages), hw.add_made(right.extent, 0)
 
 
 def accumulator(
@@ -228,8 +236,8 @@ def accumulator(
 ) -> Accumulator:
     """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promotion`: when sums that
     are rough are added to the others; `short`: bytes of K that count in the first stage, if not all."""
-    if promotion is Promotion.MEANWHILE:
-        return Overlapped(left, right, ring, short)
+    if promotion in (Promotion.MEANWHILE, Promotion.PAIRS_MEANWHILE):
+        return Overlapped(left, right, ring, short, 2 if promotion is Promotion.PAIRS_MEANWHILE else 1)
     if promotion:
         return Promoted(left, right, ring, places, blocks, short, promotion is Promotion.OF_PAIRS)
     return Accumulator(left, right, ring, places, blocks, short)
@@ -277,6 +285,7 @@ class PromotedBlocks(Part):
     steps  of these taps
     times  how often there are such, along and down
     apart  bytes of the left operand from some taps to the next along, and to the first of those below; and of the right one
+    pairs  whether the sums of two such are made at once; of an odd number of these, the first are by themselves
     """
 
     def __init__(
@@ -288,20 +297,39 @@ class PromotedBlocks(Part):
         kinds: tuple[str, str],
         times: tuple[int, int],
         apart: tuple[int, int, int],
+        pairs: bool = False,
     ) -> None:
         super().__init__()
         (left_half, right_half), (along, down) = descriptors, times
-        add, (next_along, next_down, next_right) = hw.multiply_added(columns, steps, kinds, places), (n >> 4 for n in apart)
+        next_along, next_down, next_right = (n >> 4 for n in apart)
+        add, second = hw.multiply_added(columns, (steps,), kinds, places), tuple((a, b + apart[2]) for a, b in steps)
+        add_two = hw.multiply_added(columns, (steps, second), kinds, places) if pairs else None
+        odd, each = pairs and along * down % 2 == 1, 2 if pairs else 1
+
+        @inline
+        def further(a, column):
+            a, column = a + u64(next_along), i32(column + 1)
+            if column == along:
+                a, column = a + u64(next_down - along * next_along), i32(0)
+            return a, column
 
         @inline
         def multiply(acc, left, right, more):
             a, b, column = hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), i32(0)
             rounds = hw.computed(i32(along * down))  # a loop, as there are no registers for what several rounds have made
+            if odd:
+                acc = add(acc, (a,), b)
+                a, column = further(a, column)
+                b, rounds = b + u64(next_right), i32(rounds - 1)
             while rounds > 0:
-                acc = add(acc, a, b)
-                a, b, column, rounds = a + u64(next_along), b + u64(next_right), i32(column + 1), i32(rounds - 1)
-                if column == along:
-                    a, column = a + u64(next_down - along * next_along), i32(0)
+                if pairs:
+                    first = a
+                    a, column = further(a, column)
+                    acc = add_two(acc, (first, a), b)
+                else:
+                    acc = add(acc, (a,), b)
+                a, column = further(a, column)
+                b, rounds = b + u64(each * next_right), i32(rounds - each)
             return acc
 
         @inline
