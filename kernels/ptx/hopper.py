@@ -352,7 +352,9 @@ def multiply(
 
 
 @cache
-def multiply_added(n: int, parts: tuple[tuple[tuple[int, int], ...], ...], kinds: tuple[str, str], places: tuple[int, ...]) -> Any:
+def multiply_added(
+    n: int, parts: tuple[tuple[tuple[int, int], ...], ...], kinds: tuple[str, str], places: tuple[int, ...]
+) -> Any:
     """acc = multiply_added(acc, lefts, b): products whose sums are rough, made by themselves and added to `acc` when it returns.
     The compiler would add later by itself, and keep what several of these have made.
 
