@@ -18,6 +18,9 @@ from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx.core import i32, inline
 
 
+STAGGERED = False
+
+
 def summing(ring: Ring, product: Accumulator, results: Results, added: bool, short: bool = False, shared: bool = False) -> Any:
     """The one for what is multiplied; `added`: whether something is added to the results, which is asked for meanwhile; `short`:
     whether the first stage counts in part; `shared`: whether stages are filled by several blocks of a cluster."""
@@ -75,9 +78,10 @@ def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> A
 
 
 def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
-    """Of rough sums: those of two stages are made by themselves, and then added to the others. Of an odd number of stages, the
-    first one is by itself."""
+    """Of rough sums: those of two stages are made by themselves, and then added to the others. Of two warpgroups the second one
+    begins a stage later or earlier, so that it multiplies while the other adds; what is left of an odd number of stages is by itself."""
     multiply_short = product.multiply_short if short else None
+    staggered = STAGGERED
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
@@ -93,14 +97,17 @@ def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
-        if (end - k) & 1:
+        odd = i32((end - k) & 1)
+        if staggered:
+            odd = i32(odd ^ (thread[1] >> 2 & 1))
+        if odd:
             ring.wait(buffers, slot, parity)
             acc = product.multiply(acc, operands, slot, k, k)
             if leads:
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
-        while k < end:
+        while k < end - 1:
             ring.wait(buffers, slot, parity)
             part, held = product.begin(operands, slot), ring.hold(buffers, slot)
             slot, parity = ring.advance(slot, parity)
@@ -111,6 +118,12 @@ def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 2)
+        if staggered and k < end:
+            ring.wait(buffers, slot, parity)
+            acc = product.multiply(acc, operands, slot, k, k)
+            if leads:
+                ring.release(ring.hold(buffers, slot))
+            slot, parity = ring.advance(slot, parity)
         return acc, slot, parity
 
     return sum_up
