@@ -17,7 +17,6 @@ from tccompile.kernels.parts.results import Results
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx.core import i32, inline
 
-
 STAGGERED = False
 
 
@@ -79,7 +78,7 @@ def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> A
 
 def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
     """Of rough sums: those of two stages are made by themselves, and then added to the others. Of two warpgroups the second one
-    begins a stage later or earlier, so that it multiplies while the other adds; what is left of an odd number of stages is by itself."""
+    begins a stage later or earlier, so that it multiplies while the other adds; what is left over is by itself."""
     multiply_short = product.multiply_short if short else None
     staggered = STAGGERED
 
