@@ -200,29 +200,21 @@ class Overlapped(Accumulator):
     """The same where a stage's sums are added to the others while the next one's are made, in three times the registers: for a
     warpgroup that others leave alone. Whoever multiplies asks for
 
-    begin(operands, slot)       the sums of a stage, which are made from here on
-    go_on(part, operands, slot)  those with the sums of another stage, made from here on
-    add_before(acc, part)       those of the stages before the `at_once` that were begun last, with the others
-    add_last(acc, part)         those of the stages begun last
-
-    stages  whose sums are made at once: 1 or 2
+    begin(operands, slot)   the sums of a stage, which are made from here on
+    add_before(acc, part)   those of the stage before the one begun last, with the others
+    add_last(acc, part)     those of the stage begun last
     """
 
-    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0, stages: int = 1) -> None:
+    def __init__(self, left: Operand, right: Operand, ring: Ring, short: int = 0) -> None:
         super().__init__(left, right, ring, short=short)
         nothing, of_stage = self.zero, self.multiply
-        self.stages = stages
-
-        @inline
-        def go_on(part, operands, slot):
-            return of_stage(part, operands, slot, i32(1), i32(0))
 
         @inline
         def begin(operands, slot):
             return of_stage(nothing(), operands, slot, i32(0), i32(0))
 
-        self.zero, self.begin, self.go_on = mma.zeros(right.extent // 2), begin, go_on
-        self.add_before, self.add_last = hw.add_made(right.extent, stages), hw.add_made(right.extent, 0)
+        self.zero, self.begin = mma.zeros(right.extent // 2), begin
+        self.add_before, self.add_last = hw.add_made(right.extent, 1), hw.add_made(right.extent, 0)
 
 
 def accumulator(
@@ -236,8 +228,8 @@ def accumulator(
 ) -> Accumulator:
     """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promotion`: when sums that
     are rough are added to the others; `short`: bytes of K that count in the first stage, if not all."""
-    if promotion in (Promotion.MEANWHILE, Promotion.PAIRS_MEANWHILE):
-        return Overlapped(left, right, ring, short, 2 if promotion is Promotion.PAIRS_MEANWHILE else 1)
+    if promotion is Promotion.MEANWHILE:
+        return Overlapped(left, right, ring, short)
     if promotion:
         return Promoted(left, right, ring, places, blocks, short, promotion is Promotion.OF_PAIRS)
     return Accumulator(left, right, ring, places, blocks, short)

@@ -11,4 +11,3 @@ class Promotion(Enum):
     OF_EACH = "once they are made"
     OF_PAIRS = "once those of two stages are made, at once"
     MEANWHILE = "while the next stage's are made"
-    PAIRS_MEANWHILE = "of two stages, at once, while the next two's are made"

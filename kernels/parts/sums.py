@@ -17,14 +17,12 @@ from tccompile.kernels.parts.results import Results
 from tccompile.kernels.parts.ring import Ring
 from tccompile.kernels.ptx.core import i32, inline
 
-STAGGERED = False
-
 
 def summing(ring: Ring, product: Accumulator, results: Results, added: bool, short: bool = False, shared: bool = False) -> Any:
     """The one for what is multiplied; `added`: whether something is added to the results, which is asked for meanwhile; `short`:
     whether the first stage counts in part; `shared`: whether stages are filled by several blocks of a cluster."""
     if isinstance(product, Overlapped):
-        return (_overlapped if product.stages == 1 else _overlapped_pairs)(ring, product, results, added, short)
+        return _overlapped(ring, product, results, added, short)
     if not product.sparse and isinstance(product, Promoted) and product.in_pairs:
         return _in_pairs(ring, product, results, added, short)
     if not product.sparse:
@@ -77,10 +75,9 @@ def _dense(ring: Any, product: Any, results: Any, added: bool, short: bool) -> A
 
 
 def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
-    """Of rough sums: those of two stages are made by themselves, and then added to the others. Of two warpgroups the second one
-    begins a stage later or earlier, so that it multiplies while the other adds; what is left over is by itself."""
+    """Of rough sums: those of two stages are made by themselves, and then added to the others. Of an odd number of stages, the
+    first one is by itself."""
     multiply_short = product.multiply_short if short else None
-    staggered = STAGGERED
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
@@ -96,17 +93,14 @@ def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
-        odd = i32((end - k) & 1)
-        if staggered:
-            odd = i32(odd ^ (thread[1] >> 2 & 1))
-        if odd:
+        if (end - k) & 1:
             ring.wait(buffers, slot, parity)
             acc = product.multiply(acc, operands, slot, k, k)
             if leads:
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
-        while k < end - 1:
+        while k < end:
             ring.wait(buffers, slot, parity)
             part, held = product.begin(operands, slot), ring.hold(buffers, slot)
             slot, parity = ring.advance(slot, parity)
@@ -117,12 +111,6 @@ def _in_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -
                 ring.release(ring.hold(buffers, slot))
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 2)
-        if staggered and k < end:
-            ring.wait(buffers, slot, parity)
-            acc = product.multiply(acc, operands, slot, k, k)
-            if leads:
-                ring.release(ring.hold(buffers, slot))
-            slot, parity = ring.advance(slot, parity)
         return acc, slot, parity
 
     return sum_up
@@ -169,70 +157,6 @@ def _overlapped(ring: Any, product: Any, results: Any, added: bool, short: bool)
             acc = product.add_last(acc, even)
         if leads:  # not in both branches: where they meet, the compiler would take `slot` for the thread's own
             ring.release(before)
-        return acc, slot, parity
-
-    return sum_up
-
-
-def _overlapped_pairs(ring: Any, product: Any, results: Any, added: bool, short: bool) -> Any:
-    """The same of pairs of stages. Of an odd number of stages, the first one is by itself."""
-    begin_first = product.multiply_short if short else product.begin
-
-    @inline
-    def pair(buffers, operands, slot, parity):
-        ring.wait(buffers, slot, parity)
-        part, first = product.begin(operands, slot), ring.hold(buffers, slot)
-        slot, parity = ring.advance(slot, parity)
-        ring.wait(buffers, slot, parity)
-        part, second = product.go_on(part, operands, slot), ring.hold(buffers, slot)
-        slot, parity = ring.advance(slot, parity)
-        return part, first, second, slot, parity
-
-    @inline
-    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        leads = thread[3] & 127 == 0
-        k, end = share
-        ring.wait(buffers, slot, parity)
-        acc, even, first = product.zero(), begin_first(operands, slot), ring.hold(buffers, slot)
-        slot, parity = ring.advance(slot, parity)
-        if added and not results.early:
-            results.ask(thread, tile, i32(0), e)
-        second, both = first, (end - k) & 1 == 0
-        if both:
-            ring.wait(buffers, slot, parity)
-            even, second = product.go_on(even, operands, slot), ring.hold(buffers, slot)
-            slot, parity = ring.advance(slot, parity)
-            k = i32(k + 1)
-        k = i32(k + 3)
-        while k < end:
-            odd, held, further, slot, parity = pair(buffers, operands, slot, parity)
-            acc = product.add_before(acc, even)
-            if leads:
-                ring.release(first)
-            if leads and both:
-                ring.release(second)
-            even, first, second, slot, parity = pair(buffers, operands, slot, parity)
-            both = True
-            acc = product.add_before(acc, odd)
-            if leads:
-                ring.release(held)
-                ring.release(further)
-            k = i32(k + 4)
-        if k < end + 2:
-            odd, held, further, slot, parity = pair(buffers, operands, slot, parity)
-            acc = product.add_before(acc, even)
-            if leads:
-                ring.release(first)
-            if leads and both:
-                ring.release(second)
-            acc = product.add_last(acc, odd)
-            first, second, both = held, further, True
-        else:
-            acc = product.add_last(acc, even)
-        if leads:  # not in both branches: see above
-            ring.release(first)
-        if leads and both:
-            ring.release(second)
         return acc, slot, parity
 
     return sum_up
