@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from onnx import TensorProto
 
 from tccompile.arch import ARCHS
-from tccompile.emit.compile import resources
+from tccompile.emit.compile import compile_code, resources
 from tccompile.ir.expr import call, identity_view, load
 from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
@@ -166,6 +168,8 @@ PATCHES = {
     "two boxes, two products": ((1, 144, 6, 9), 24, (5, 3), (E5M2, E4M3, E5M2), {}, (16, 8, 16)),
     "three groups": ((1, 64, 17, 18), 48, (3, 3), (E4M3, E4M3, E4M3), {"fn": "relu"}, (8, 8, 64, 3)),
     "four groups": ((1, 128, 10, 33), 32, (3, 3), (E4M3, E4M3, E4M3), {}, (8, 8, 32, 4)),
+    "pairs of taps, two boxes": ((1, 160, 9, 18), 32, (3, 3), (E4M3, E4M3, E4M3), {"fn": "relu"}, (16, 8, 32)),
+    "pairs of an even number": ((1, 96, 9, 10), 16, (2, 3), (E4M3, E4M3, E4M3), {"fn": "relu"}, (8, 8, 16)),
 }
 
 
@@ -180,7 +184,7 @@ def from_patches(program: Program, tile: tuple[int, ...], blocks: int = 2, **mor
     return memory
 
 
-@pytest.mark.parametrize("case", usually(PATCHES, "64 channels"))
+@pytest.mark.parametrize("case", usually(PATCHES, "64 channels", "pairs of taps, two boxes"))
 def test_convolutions_from_patches(case: str) -> None:
     shape, outputs, window, kinds, how, tile = PATCHES[case]
     program = of_float8(case, shape, outputs, window, kinds, **how)
@@ -280,16 +284,43 @@ OVERLAPPING: dict[str, tuple[int, int, Config]] = {
     "a stage": (100, 24, {"swapped": True}),
     "two": (200, 64, {}),
     "three": (384, 24, {"swapped": True}),
+    "four": (512, 24, {"swapped": True}),
+    "five": (640, 16, {"swapped": True}),
+    "six": (768, 64, {}),
+    "seven, the first one short": (832, 40, {"swapped": True}),
     "many": (1040, 40, {"swapped": True}),
 }
 
 
-@pytest.mark.parametrize("case", usually(OVERLAPPING, "three"))
+@pytest.mark.parametrize("case", usually(OVERLAPPING, "three", "six"))
 def test_sums_that_overlap(case: str) -> None:
-    """A stage's are added to the others while the next is multiplied, in two turns."""
+    """Those of a pair of stages are added to the others while the next pair is multiplied, in two turns."""
     depth, bm, more = OVERLAPPING[case]
     program = of_float8("overlaps", (2, depth, 9, 8), 80, (1, 1), (E4M3,) * 3)
     check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "overlaps": True, **more})
+
+
+R2UR = 0x2CA
+"""The instruction of sm_90a that moves a number to a uniform register: its lowest 12 bits."""
+
+
+def instructions(cubin: bytes) -> list[int]:
+    """The first 8 of each instruction's 16 bytes, of an ELF file's code."""
+    (table,), (each, count, names) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [struct.unpack_from("<2I4Q", cubin, table + each * i) for i in range(count)]
+    texts = [s for s in sections if cubin.startswith(b".text.", sections[names][4] + s[0])]
+    return [struct.unpack_from("<Q", cubin, s[4] + at)[0] for s in texts for at in range(0, s[5], 16)]
+
+
+@pytest.mark.parametrize("channels", [832, pytest.param(256, marks=thorough)])
+def test_descriptors_of_sums_that_overlap_are_in_uniform_registers(channels: int) -> None:
+    """Where a branch of some threads ends beside one of all, the compiler takes what meets there for a thread's own, and moves
+    four words before each wgmma."""
+    program = of_float8("uniform", (32, channels, 7, 7), 128, (1, 1), (E4M3,) * 3, fn="relu")
+    config = {"bm": 56, "bn": 64, "split": 1, "swapped": True, "overlaps": True}
+    (launch,) = HOPPER[0].work(program.ops[0], program, config, ARCHS["sm_90a"]).launches
+    moves = [word for word in instructions(compile_code(launch.code, ARCHS["sm_90a"]).code) if word & 0xFFF == R2UR]
+    assert len(moves) < 4
 
 
 ONCE: list[Config] = [
