@@ -213,7 +213,13 @@ def _size(name: str, told: Any) -> Size:
         return told
     if not 2 <= len(told) <= 3 or told[0] < 0 or told[1] < told[0] or told[-1] < 1:
         raise UsageError(f"the range of {name!r} is {told!r}: give (LOW, HIGH) or (LOW, HIGH, STEP), the smaller number first")
-    return Size(name, *told)
+    return _held_to_extents(Size(name, *told), told)
+
+
+def _held_to_extents(size: Size, told: Any) -> Size:
+    if size.high >= 1 << 31:
+        raise UsageError(f"the range {told!r} has sizes that no input can have: extents below 2^31 are supported")
+    return size
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes | Sum]:
@@ -248,7 +254,7 @@ def _parse_axis(text: str, name: str) -> int | Size | None:
     size = Size(name, int(low), int(high), int(step or 1))
     if size.step < 1 or size.high < size.low:
         raise UsageError(f"the range {text!r} holds no size: write LOW..HIGH, or LOW..HIGH:STEP, the smaller number first")
-    return size
+    return _held_to_extents(size, text)
 
 
 def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:

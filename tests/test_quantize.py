@@ -872,7 +872,7 @@ def downsampled() -> Net:
 
 @pytest.mark.parametrize(
     ("slower", "bound", "names"),
-    [((), 1.0, ["t4", "t5"]), (("t4",), 1.0, ["t5"]), ((), 0.0, []), (("t4", "t5"), 1.0, [])],
+    usually([((), 1.0, ["t4", "t5"]), (("t4",), 1.0, ["t5"]), ((), 0.0, []), (("t4", "t5"), 1.0, [])], 1, 2),
     ids=["both", "the one that is stored", "beyond the bound", "neither is faster"],
 )
 def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bound: float, names: list[str]) -> None:
@@ -1093,7 +1093,7 @@ def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def perceptron(rows: int = 256, width: int = 1024) -> Net:
+def perceptron(rows: int = 256, width: int = 768) -> Net:
     net, scale = Net(x=(rows, width)), width**-0.5
     h = net("Relu", net("Gemm", "x", net.normal(width, width, scale=scale), net.normal(width), transB=1))
     return net.out(net("Gemm", h, net.normal(width, width, scale=scale), net.normal(width), transB=1))
