@@ -118,10 +118,10 @@ def _named(dimension: str, ranges: Ranges) -> str | Size | Terms:
 def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size | Terms]:
     """An input's axes as the user gives them, held to what the model declares; a size has the dimension's name, if it has one."""
     if len(axes) != len(declared):
-        named = [d for d in declared if isinstance(d, str) and d != "?"]
+        names = [d for d in declared if isinstance(d, str) and d != "?"]
         ways = [
             f"say all, in the order ({', '.join(map(str, declared))})",
-            *(f"or that of {d!r} alone, by this name" for d in named[:1]),
+            *(f"or that of {d!r} alone, by this name" for d in names[:1]),
         ]
         raise UsageError(f"input {name!r} has {len(declared)} axes, and its range {len(axes)}: {', '.join(ways)}")
     out: list[int | str | Size | Terms] = []
