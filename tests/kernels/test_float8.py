@@ -287,16 +287,14 @@ OVERLAPPING: dict[str, tuple[int, int, Config]] = {
     "two": (200, 64, {}),
     "three": (384, 24, {"swapped": True}),
     "four": (512, 24, {"swapped": True}),
-    "five": (640, 16, {"swapped": True}),
-    "six": (768, 64, {}),
     "seven, the first one short": (832, 40, {"swapped": True}),
     "many": (1040, 40, {"swapped": True}),
 }
 
 
-@pytest.mark.parametrize("case", usually(OVERLAPPING, "three", "six"))
+@pytest.mark.parametrize("case", usually(OVERLAPPING, "three", "four"))
 def test_sums_that_overlap(case: str) -> None:
-    """Those of a pair of stages are added to the others while the next pair is multiplied, in two turns."""
+    """A stage's are added to the others while the next is multiplied, in two turns."""
     depth, bm, more = OVERLAPPING[case]
     program = of_float8("overlaps", (2, depth, 9, 8), 80, (1, 1), (E4M3,) * 3)
     check(program, WGMMA, "sm_90a", {"bm": bm, "bn": 64, "split": 1, "overlaps": True, **more})
