@@ -200,6 +200,7 @@ def _as_a_whole(error: TccompileError, proto: onnx.ModelProto) -> list[Issue]:
     """An error about no single node, and the nodes whose operators are missing in any case."""
     found = Findings()
     opset = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    known = min(max(opset, 0), (1 << 31) - 1)  # onnx takes 32 bits, and the file has 64
     own = {(f.domain, f.name) for f in proto.functions}
     for part in (proto.graph, *proto.functions):
         for node in all_nodes(part.node):
@@ -208,7 +209,7 @@ def _as_a_whole(error: TccompileError, proto: onnx.ModelProto) -> list[Issue]:
             domain = "" if node.domain == "ai.onnx" else node.domain
             outputs = tuple(filter(None, node.output))
             issue = Issue(node.name or next(iter(outputs), node.op_type), node.op_type, (), "", "", domain, outputs)
-            if domain == "" and not onnx.defs.has(node.op_type, opset, ""):
+            if domain == "" and not onnx.defs.has(node.op_type, known, ""):
                 why = f"opset {opset} has no operator {node.op_type}"
                 found.issues.append(
                     replace(issue, reason=why, way_out="export the model with an opset that has it", invalid=True)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import tccompile
 from tccompile.dump import Dump
 from tccompile.errors import LaunchError, ModelError, TccompileError, UnsupportedError, blamed_on
 from tccompile.load.model import load
@@ -492,3 +493,13 @@ def test_random_damage():
             except TccompileError:
                 refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize("version", [1 << 40, -5])
+def test_an_opset_of_any_number_is_refused(version: int) -> None:
+    """A file has 64 bits for it, and ONNX takes 32."""
+    net = Net(x=(2, 3))
+    model = net.out(net("Relu", "x")).model()
+    model.opset_import[0].version = version
+    with pytest.raises(UnsupportedError, match=f"the model uses opset {version}; opsets 7 to"):
+        tccompile.compile(model, archs=("sm_86",))

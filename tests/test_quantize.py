@@ -1425,7 +1425,7 @@ def test_data_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((3, 7, 7), np.float32))
     with pytest.raises(InputError, match="fit the inputs' shapes neither alone nor in a row"):
         calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
-    np.savez(tmp_path / "d.npz", x=np.zeros((0, 256, 1024), np.float32))
+    np.savez(tmp_path / "d.npz", x=np.zeros((0, 256, 768), np.float32))
     with pytest.raises(InputError, match="hold no set of inputs, being empty"):
         calibrated(read(perceptron().model()), Options(quantize="int8", calibrate=tmp_path / "d.npz"))
 

@@ -12,7 +12,7 @@ from tccompile.plan import rules
 from tests.fuzz.plans import join, seeds, split, tried
 from tests.tiers import thorough
 
-COUNT = 300
+COUNT = 120
 
 
 def test_some_changed_plans():
