@@ -33,7 +33,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import DType
 from tccompile.kernels import attention_turn, epilogue
 from tccompile.kernels.attention import op_extents
-from tccompile.kernels.attention_mma import LOG2_E, unfit
+from tccompile.kernels.attention_mma import FEW, LOG2_E, unfit
 from tccompile.kernels.attention_sm90_tile import STAGES, Tile, resident, tiles_of
 from tccompile.kernels.attention_turn import LINE, turned_bytes, turning
 from tccompile.kernels.codegen import definition, execute, tuple_of
@@ -150,6 +150,7 @@ class AttentionSm90(Kernel):
         start = own.start_us + t.bm * (t.d + t.e) / own.results_us + (own.exchange_us if t.exchange else 0)
         starts = 1 + own.again * (waves - 1) if config["persistent"] else waves
         time = waves * math.ceil(max(seen, 1) / t.bn) * shares * each / own.clock + starts * start - own.early_us
+        time += own.few_us if rows <= FEW else 0.0
         if t.size == 1:
             v = program.tensors[op.v]
             time += measured(arch).launch_us + 2 * memory_us([v], arch)  # to turn it

@@ -366,6 +366,7 @@ H200 = Rates(
         byte_products_few=Rate(0.74, "cycles", ATTENTION_SM90, "2026-11-22"),
         byte_alone=Rate(1.4, "of the time", ATTENTION_SM90, "2026-11-22"),
         early_us=Rate(2.0, "µs", ATTENTION_SM90, "2026-11-22"),
+        few_us=Rate(1.4, "µs", "inferences of Whisper's decoder at six sizes, on an H200", "2026-11-27"),
         again=Rate(0.5, "of the time", ATTENTION_SM90, "2026-11-22"),
     ),
     norm_split=NormSplit(

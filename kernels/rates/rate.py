@@ -588,6 +588,8 @@ class AttentionSm90:
     """All of it, of a warpgroup alone."""
     early_us: Rate
     """What a launch's first blocks have done of their start when the launch before has ended."""
+    few_us: Rate
+    """Of few rows, what a launch takes longer in a network than alone, beside attention_mma's."""
     again: Rate
     """An item's start and end where a block goes on with it: its rows are there by then."""
 

@@ -17,6 +17,7 @@ from tccompile.kernels.attention import AttentionKernel
 from tccompile.kernels.attention_mma import AttentionMma
 from tccompile.kernels.attention_sm90 import AttentionSm90
 from tccompile.kernels.spec import Config, Kernel, TiledMap
+from tccompile.schedule.choose import candidates
 from tests.gpu.cases import LOWEST, attention, program_of
 from tests.kernels import machine
 from tests.kernels.support import check
@@ -218,3 +219,12 @@ def test_compiles(kernel: Kernel, case: str, arch: str, config: Config) -> None:
     program = program_of(case)
     (launch,) = kernel.work(program.ops[0], program, config, ARCHS[arch]).launches
     assert resources(launch.code, ARCHS[arch]).stack == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "kernel"), [(1, 60, "attention_sm90"), (1, 131, "attention_mma"), (16, 201, "attention_sm90")]
+)
+def test_keys_of_one_row_are_split_where_that_is_faster_in_a_network(batch, keys, kernel):
+    """A decoder's inferences on an H200 say so, not the kernels alone: of few heads, and from some hundred keys on."""
+    program = attention("one_row", (batch, 8, 1, 64), keys)
+    assert candidates(program.ops[0], program, ARCHS["sm_90a"])[0].kernel.name == kernel
