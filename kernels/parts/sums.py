@@ -28,7 +28,7 @@ def summing(ring: Ring, product: Accumulator, results: Results, added: bool, sho
     if not product.sparse:
         return _dense(ring, product, results, added, short)
     if isinstance(product, Promoted):
-        return (_sparse_rough_in_turn if shared else _sparse_rough)(ring, product, results, added)
+        return _sparse_rough(ring, product, results, added, shared)
     return _sparse(ring, product, results, added)
 
 
@@ -203,12 +203,14 @@ def _sparse(ring: Any, product: Any, results: Any, added: bool) -> Any:
     return sum_up
 
 
-def _sparse_rough(ring: Any, product: Any, results: Any, added: bool) -> Any:
-    """Of 2:4 weights where sums are rough: those of two stages are made by themselves, and then added to the others."""
+def _sparse_rough(ring: Any, product: Any, results: Any, added: bool, shared: bool) -> Any:
+    """Of 2:4 weights where sums are rough: those of two stages are made by themselves, and then added to the others. Where other
+    blocks wait for stages too, each is given back as soon as it has been read, and of two warpgroups the second one begins with
+    a stage by itself, so that it multiplies while the other adds."""
 
     @inline
     def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        leads = thread[3] & 127 == 0
+        leads, second = thread[3] & 127 == 0, shared and thread[1] >= 4
         first, end = share
         acc, odd, k = product.zero(), product.none(), first
         if added and not results.early and k < end:
@@ -217,61 +219,30 @@ def _sparse_rough(ring: Any, product: Any, results: Any, added: bool) -> Any:
             ring.wait(buffers, slot, parity)
             even = product.load(operands, slot)
             part = product.multiply(product.nothing(), operands, slot, k, k, even)
-            held, last = ring.hold(buffers, slot), k + 1 == end
-            slot, parity = ring.advance(slot, parity)
-            k = i32(k + 1)
-            before = held
-            if not last:
-                ring.wait(buffers, slot, parity)
-                odd = product.load(operands, slot)
-                part = product.multiply(part, operands, slot, k, first, odd)
-                before = ring.hold(buffers, slot)
-                slot, parity = ring.advance(slot, parity)
-                k = i32(k + 1)
-            product.wait(even, k)
-            product.wait(odd, k)
-            if leads:
-                ring.release(held)
-                if not last:
-                    ring.release(before)
-            acc = product.add(acc, part)
-        return acc, slot, parity
-
-    return sum_up
-
-
-def _sparse_rough_in_turn(ring: Any, product: Any, results: Any, added: bool) -> Any:
-    """The same where other blocks wait for stages too, so that each is given back as soon as it has been read. Of two warpgroups
-    the second one begins with a stage by itself, so that it multiplies while the other adds."""
-
-    @inline
-    def sum_up(share, buffers, operands, slot, parity, thread, tile, e):
-        leads, second = thread[3] & 127 == 0, thread[1] >= 4
-        first, end = share
-        acc, odd, k = product.zero(), product.none(), first
-        if added and not results.early and k < end:
-            results.ask(thread, tile, i32(0), e)
-        while k < end:
-            ring.wait(buffers, slot, parity)
-            even = product.load(operands, slot)
-            part = product.multiply(product.nothing(), operands, slot, k, k, even)
-            held, alone = ring.hold(buffers, slot), k + 1 == end or (second and k == first)
+            held = before = ring.hold(buffers, slot)
+            alone = k + 1 == end or (second and k == first)
             slot, parity = ring.advance(slot, parity)
             k = i32(k + 1)
             if not alone:
                 ring.wait(buffers, slot, parity)
                 odd = product.load(operands, slot)
                 part = product.multiply(part, operands, slot, k, first, odd)
-                product.wait_last(even, k)
-                if leads:
-                    ring.release(held)
-                held = ring.hold(buffers, slot)
+                if shared:
+                    product.wait_last(even, k)
+                    if leads:
+                        ring.release(held)
+                before = ring.hold(buffers, slot)
                 slot, parity = ring.advance(slot, parity)
                 k = i32(k + 1)
             product.wait(even, k)
             product.wait(odd, k)
             if leads:
-                ring.release(held)
+                if shared:
+                    ring.release(before)
+                else:
+                    ring.release(held)
+                    if not alone:
+                        ring.release(before)
             acc = product.add(acc, part)
         return acc, slot, parity
 
