@@ -69,7 +69,7 @@ from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.file import Plan, is_plan
 from tccompile.plan.format import Image, Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
-from tccompile.precision.ranges import rooms
+from tccompile.precision.ranges import Spread, rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
 from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
@@ -354,6 +354,15 @@ class Told:
     def rewrites(self) -> tuple[Rewritten, ...]:
         return tuple(Rewritten(equation, tuple(names)) for equation, names in self.applied.items())
 
+    def add(self, applied: Applied, program: Program, spreads: Mapping[str, Spread], calibration: Chosen | None) -> None:
+        """What another program's rewrites did, and what its constants may be."""
+        for equation, names in applied.items():
+            self.applied.setdefault(equation, {}).update(names)
+        if spreads:
+            self.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
+        for name, room in rooms(program, spreads).items():
+            self.rooms[name] = min(self.rooms.get(name, room), room)
+
 
 def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
@@ -469,12 +478,7 @@ def to_program(
     dump.program(5, "layout", program)
     if told is not None:
         told.formats = formats
-        for equation, names in applied.items():
-            told.applied.setdefault(equation, {}).update(names)
-        if spreads:
-            told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
-        for name, room in rooms(program, spreads).items():
-            told.rooms[name] = min(told.rooms.get(name, room), room)
+        told.add(applied, program, spreads, calibration)
     return program
 
 

@@ -7,10 +7,9 @@ them; shapes outside of the range must be refused.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import warnings
+from functools import partial
 
 import numpy as np
 import onnx
@@ -26,13 +25,14 @@ from tccompile.ranges.box import corners, scattered
 from tccompile.ranges.pool import Known
 from tccompile.runtime.session import Session
 from tccompile.schedule.timings import NO_TIMINGS
+from tests.apart import apart
 from tests.open_layers import ANYWHERE, OF_IMAGES, OF_ROWS, Layers
 
 BOUND, ROUNDED = 1e-5, 3e-2
 """The errors allowed, of all and of graphs in which something is rounded to bytes."""
 
-SECONDS, REFUSED = 120, 2
-"""How long a seed's process may take, and its exit code for a graph that is refused."""
+REFUSED = 2
+"""The exit code of a seed's process for a graph that is refused."""
 
 
 class Open(Layers):
@@ -254,18 +254,11 @@ def _shape(graph: Open, point: tuple[int, ...] | list[int]) -> tuple[int, ...]:
 
 
 def main(first: int, last: int, arch: str = "") -> None:
-    """Tries the seeds, each in a process of its own: some graphs end that of ONNX Runtime."""
+    """Tries the seeds, each in a process of its own."""
     print(f"# {first} to {last}", flush=True)
     refused = 0
     for seed in range(first, last):
-        child = os.fork()
-        if not child:
-            signal.alarm(SECONDS)
-            os._exit(_tried(seed, arch))
-        _, status = os.waitpid(child, 0)
-        refused += os.WIFEXITED(status) and os.WEXITSTATUS(status) == REFUSED
-        if os.WIFSIGNALED(status):
-            print(f"{seed}: ended by {signal.Signals(os.WTERMSIG(status)).name}", flush=True)
+        refused += apart(seed, partial(_tried, arch=arch)) == REFUSED
     print(f"{first} to {last}: done, {refused} refused", flush=True)
 
 

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.fuse import pad, unfold
 from tccompile.runtime.cpu import CpuEngine
+from tests.apart import apart
 from tests.networks import feeds, reference, relative_error
 from tests.plans import without_code
 from tests.rewrites.common import Net
@@ -589,17 +590,24 @@ def moved(model: onnx.ModelProto, inputs: dict[str, np.ndarray], name: str, by: 
 
 
 def main(first: int, last: int, step: int = 1) -> None:
+    """Tries the seeds, each in a process of its own."""
     for seed in range(first, last, step):
         if seed % 100 == 0:
             print(f"# {seed}", flush=True)
-        try:
-            found = errors(seed)
-        except Exception as error:
-            print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            continue
-        if found:
-            print(f"{seed}: {', '.join(f'{p} {e:.1e}' for p, e in found.items())}", flush=True)
+        apart(seed, _tried)
     print(f"{first} to {last}: done", flush=True)
+
+
+def _tried(seed: int) -> int:
+    """The exit code of a seed's process, which tells what is wrong."""
+    try:
+        found = errors(seed)
+    except Exception as error:
+        print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        return 1
+    if found:
+        print(f"{seed}: {', '.join(f'{p} {e:.1e}' for p, e in found.items())}", flush=True)
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -306,6 +306,14 @@ def test_names_that_are_not_text():
         load(onnx.ModelProto.FromString(broken.replace(b"named", b"\xffamed")))
 
 
+def test_an_output_that_is_listed_twice():
+    net = Net(x=(2, 3))
+    model = net.out(net("Relu", "x")).model()
+    model.graph.output.add().CopyFrom(model.graph.output[0])
+    with pytest.raises(ModelError, match=r"lists its output 't0' 2 times: remove the others"):
+        load(model)
+
+
 def test_nodes_in_a_circle():
     nodes = [helper.make_node("Add", ["x", "y"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     with pytest.raises(ModelError):

@@ -250,6 +250,35 @@ def test_a_series_of_any_size_is_made_relative_to_its_own_statistics_and_back():
     assert all("statistics" in s.reason for s in storage(plan).values())
 
 
+@pytest.mark.parametrize("loud", [3e-4, 1.0, 3e4])
+def test_sounds_of_any_loudness_become_logarithms_of_their_bands(loud: float):
+    """Power over bins and bands: what is quiet is not rounded to zero, and whole numbers of 16 bits do not overflow."""
+    n = Network(19)
+    spectrum = n("x", "STFT", np.array(32), np.hanning(64).astype(np.float32), name="spectrum", onesided=0)
+    power = n(n(spectrum, "Mul", spectrum), "ReduceSum", np.array([3], np.int64), keepdims=0)
+    bands = np.maximum(n.weight(64, 12), 0)
+    made = n.model((1, 512), n(n(n(power, "MatMul", bands), "Clip", np.array(1e-10, np.float32)), "Log"))
+    plan = without_code(made, ("sm_80",), precision="mixed")
+    sound = np.sin(np.arange(512) * 0.3) + 1e-3 * RNG.standard_normal(512)
+    assert max(errors(plan, made, {"x": (loud * sound[None]).astype(np.float32)}).values()) <= 1e-3
+
+
+def test_spectra_of_pixels_are_multiplied_and_taken_back():
+    """The first element of a transform is the sum of all: of pixels up to 255 it is beyond fp16."""
+    n = Network(20)
+
+    def transform(x: str, inverse: int = 0) -> str:
+        for axis in ((2, 3), (3, 2))[inverse]:
+            x = n(x, "DFT", "", np.array(axis), inverse=inverse)
+        return x
+
+    spectrum = transform(n("x", "Unsqueeze", np.array([4], np.int64)))
+    y = n(n(spectrum, "Mul", n.weight(1, 1, 32, 40, 1)), "Mul", spectrum)
+    made = n.model((1, 2, 32, 40), transform(y, inverse=1))
+    x = RNG.uniform(0, 255, (1, 2, 32, 40)).astype(np.float32)
+    assert max(errors(without_code(made, ("sm_80",), precision="mixed"), made, {"x": x}).values()) <= 1e-3
+
+
 def test_activations_that_a_sine_is_taken_of_stay_in_fp16():
     """A snake activation of a layer's results of about 1: nothing is lost, and Tensor Cores are kept."""
     n = Network(12)

@@ -160,6 +160,14 @@ def test_loops_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         load(m)
 
 
+def test_a_sequence_without_tensors() -> None:
+    """An input of which no shapes are given."""
+    sequence = helper.make_tensor_sequence_value_info("x", FLOAT, [2, 3])
+    m = model([("ConcatFromSequence", "x", "y", {"axis": 0})], [sequence], [value("y")])
+    with pytest.raises(UnsupportedError, match=r"reads the sequence 'x', which has no tensors: .* --shape 'x\[0\]=2x3'"):
+        load(m)
+
+
 def test_a_sequence_that_a_loop_gathers() -> None:
     nodes = [("Gather", "x i", "row"), ("Relu", "row", "r"), ("SequenceInsert", "s r", "s2"), ("Identity", "c", "c2")]
     sequence = helper.make_tensor_sequence_value_info
@@ -208,3 +216,43 @@ def test_scan_of_opset_8_is_refused() -> None:
     m.opset_import[0].version, m.ir_version = 8, 4
     with pytest.raises(UnsupportedError, match="'Scan_y': Scan of opset 8"):
         load(m)
+
+
+@pytest.mark.parametrize(("most", "goes"), [(20, 20), (50, 20), (2**63 - 1, 20), (7, 7)])
+def test_a_loop_whose_condition_counts(most: int, goes: int) -> None:
+    """TensorFlow's recurrences: a counter is carried, and the condition compares it with a number of steps."""
+    nodes = [
+        ("Add", "t one", "t2"), ("Cast", "t2", "at", {"to": FLOAT}), ("Less", "at steps", "more"),
+        ("Cast", "i", "turn", {"to": FLOAT}), ("Less", "turn steps", "inside"),
+        ("And", "more inside", "c2"), ("Gather", "x t", "row"), ("MatMul", "h w", "a"),
+        ("Add", "a row", "b"), ("Tanh", "b", "h2"), ("Identity", "h2", "y"),
+    ]  # fmt: skip
+    state = [value(name, shape=(2, 3)) for name in ("h", "h2", "y")]
+    body = graph(
+        nodes,
+        [value("i", INT64, ()), value("c", BOOL, ()), value("t", INT64, ()), state[0]],
+        [value("c2", BOOL, ()), value("t2", INT64, ()), *state[1:]],
+        {"one": np.array(1), "steps": np.array(20, np.float32), "w": np.eye(3, dtype=np.float32)[::-1] / 2},
+    )
+    outer = [
+        ("Loop", "most true zero h0", "t_end h_end ys", {"body": body}),
+        ("ReverseSequence", "ys lengths", "y", {"time_axis": 0, "batch_axis": 1}),
+    ]
+    weights = {"most": np.array(most), "true": np.array(True), "zero": np.array(0), "h0": np.zeros((2, 3), np.float32)}
+    weights["lengths"] = np.full(2, goes)
+    m = model(outer, [value("x", shape=(20, 2, 3))], [value("y"), value("t_end", INT64, ())], weights)
+    program = agrees(m)
+    assert program.tensors["y"].shape == (goes, 2, 3)
+    assert not program.counts
+
+
+def test_a_body_that_takes_its_number_as_a_vector() -> None:
+    """As TensorFlow's crop_and_resize is converted: a Slice from it to the next one."""
+    body = graph(
+        [("Add", "i one", "end"), ("Slice", "x i end zero", "row"), ("And", "c c", "c2"), ("Relu", "row", "y")],
+        [value("i", INT64, (1,)), value("c", BOOL, ())],
+        [value("c2", BOOL, ()), value("y", shape=(1, 3))],
+        {"one": array(1), "zero": array(0)},
+    )
+    weights = {"most": np.array(4), "true": np.array(True)}
+    agrees(model([("Loop", "most true", "y", {"body": body})], [value("x", shape=(4, 3))], [value("y")], weights))

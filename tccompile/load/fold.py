@@ -10,7 +10,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ import onnx
 import onnx.defs
 import onnx.helper
 import onnx.numpy_helper
+import onnx.parser
 import onnx.reference
 import onnx.shape_inference
 
@@ -67,7 +68,7 @@ LEFT = {
 """Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
-PRODUCTS = ("Conv", "Gemm", "MatMul")
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
@@ -266,7 +267,9 @@ class Folder:
         """The nodes that a node of FUNCTIONS stands for, by ONNX's definition of it for these attributes and types."""
         version = self.domains.get("", UNIFORM)
         schema: Any = onnx.defs.get_schema(node.op_type, version, "")  # its type says nothing of functions
-        if schema.has_function:
+        if node.op_type == "MeanVarianceNormalization":
+            text = _mean_variance()
+        elif schema.has_function:
             known = [v for v in schema.function_opset_versions if v <= version]
             text = schema.get_function_with_opset_version(max(known))
         elif schema.has_context_dependent_function:
@@ -433,6 +436,11 @@ class Folder:
             case "SequenceErase" if parts:
                 at = len(parts) - 1 if at is None else at % max(len(parts), 1)
                 self.sequences[y] = [*parts[:at], *parts[at + 1 :]]
+            case "ConcatFromSequence" if not parts:
+                raise UnsupportedError(
+                    f"{title(node)} reads the sequence {node.input[0]!r}, which has no tensors: if it is an input of the model, "
+                    f"give the shape of each, as --shape '{part(node.input[0], 0)}=2x3'"
+                )
             case "ConcatFromSequence":
                 self.concat_from_sequence(node, parts)
             case _:
@@ -876,6 +884,24 @@ def _expanded(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto]:
     y, number = node.output[0], onnx.numpy_helper.from_array(np.zeros(1, np.float32))
     value = onnx.helper.make_node("Constant", [], [f"{y}/value"], value=attribute(node, "value", number))
     return value, onnx.helper.make_node("Expand", [f"{y}/value", node.input[0]], [y], node.name)
+
+
+@cache
+def _mean_variance() -> bytes:
+    """MeanVarianceNormalization by differences from the mean: the squares that ONNX's definition subtracts are nearly equal."""
+    function = onnx.parser.parse_function("""<domain: "", opset_import: ["": 18]>
+        MeanVarianceNormalization <axes> (X) => (Y) {
+            Axes = Constant <value_ints: ints = @axes> ()
+            Epsilon = Constant <value: tensor = float {1e-9}> ()
+            Mean = ReduceMean (X, Axes)
+            Difference = Sub (X, Mean)
+            Square = Mul (Difference, Difference)
+            Variance = ReduceMean (Square, Axes)
+            Deviation = Sqrt (Variance)
+            Divisor = Add (Deviation, Epsilon)
+            Y = Div (Difference, Divisor)
+        }""")
+    return bytes(function.SerializeToString())
 
 
 def _is_function(node: onnx.NodeProto) -> bool:

@@ -9,6 +9,7 @@ import re
 import shlex
 import stat
 import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -326,6 +327,11 @@ def _check(proto: onnx.ModelProto) -> None:
 
     So is the type of an output that the model was cut at.
     """
+    names = Counter(v.name for v in proto.graph.output)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise ModelError(
+            f"the model lists its output {twice!r} {names[twice]} times: remove the others, or name copies (Identity)"
+        )
     untyped = [v for v in proto.graph.output if not v.HasField("type")]
     for value in untyped:
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
@@ -582,12 +588,23 @@ def _one_opset(proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]) -> onn
     proto.ir_version = max(proto.ir_version, IR_VERSION)
     if proto.functions:
         _check_calls(proto)
+        _give_defaults(proto)
         proto = _guard("the model's functions cannot be inlined", onnx.inliner.inline_local_functions, proto)
     _upgrade(proto.graph, opset, weights)
     _set_opset(proto.opset_import, max(opset, UNIFORM))
     narrow.widen(proto, weights)
     _widen(proto.graph, weights)
     return proto
+
+
+def _give_defaults(proto: onnx.ModelProto) -> None:
+    """Attributes that calls of functions leave out get the functions' defaults, of which ONNX's inliner knows nothing."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    for part in (proto.graph, *proto.functions):
+        for node in all_nodes(part.node):
+            if (called := functions.get((node.domain, node.op_type, node.overload))) is not None:
+                given = {a.name for a in node.attribute}
+                node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
 
 
 def _check_calls(proto: onnx.ModelProto) -> None:

@@ -41,6 +41,7 @@ class Folding(Protocol):
     types: dict[str, Type]
     kept: list[onnx.NodeProto]
     sizes: Sizes
+    opsets: list[onnx.OperatorSetIdProto]
 
     def apart(self, nodes: Sequence[onnx.NodeProto]) -> None: ...
     def resolved(self, name: str) -> str: ...

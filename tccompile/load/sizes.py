@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from tccompile.errors import UnsupportedError, UsageError
 from tccompile.ir.extent import not_alike
 from tccompile.load import contrib
 from tccompile.load.constants import Weight, held, literal
-from tccompile.load.nodes import reads
+from tccompile.load.nodes import all_nodes, reads
 from tccompile.load.types import Type
 from tccompile.load.valid import title
 
@@ -176,6 +177,11 @@ class Sizes:
 
     # --- what is known
 
+    @cached_property
+    def names(self) -> set[str]:
+        """Those of the model's tensors, of which some are yet to be made."""
+        return {name for node in all_nodes(self.folder.graph.node) for name in (*node.input, *node.output)}
+
     def is_late(self, name: str) -> bool:
         """Whether a tensor is computed of the data, and not of how much there is of something."""
         return bool(name) and name not in self.folder.constants and name not in self.numbers
@@ -268,7 +274,8 @@ class Sizes:
         number = self.made.setdefault(("name", base), 0)
         self.made["name", base] = number + 1
         name = f"{base}{number or ''}"
-        return name if name not in self.folder.types and name not in self.folder.constants else self.fresh(base)
+        there = name in self.names or name in self.folder.types or name in self.folder.constants
+        return self.fresh(base) if there else name
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
         """The name of a constant. Equal ones are one, but for extents in a range, which are equal at some sizes only."""
@@ -408,6 +415,7 @@ class Sizes:
             node.input[:] = [to if x == name else x for x in node.input]
             node.output[:] = [to if y == name else y for y in node.output]
         folder.alias.update({old: to for old, new in folder.alias.items() if new == name})
+        self.says(to, self.of(name))
         if name in folder.types:
             folder.types[to] = folder.types.pop(name)
         else:

@@ -22,11 +22,12 @@ from tccompile.errors import UnsupportedError
 from tccompile.ir.ops.carry import TURNS
 from tccompile.load import repeat, sizes
 from tccompile.load.at_once import SEVERAL, several_at_once
-from tccompile.load.constants import literal
+from tccompile.load.constants import held, literal
 from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
 from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
 from tccompile.load.rows import appended, as_rows
+from tccompile.load.turns import SMALL, turns
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
@@ -254,6 +255,7 @@ class Unroller:
     def loop(self, node: onnx.NodeProto, bound: int | None = None) -> None:
         """Its iterations one after the other; `bound`, how many these are at most, if that is known."""
         body, most = _graph(node, "body"), node.input[0]
+        _take_scalars(body)
         weight = self.folder.constants.get(most)
         carried = list(node.input[2:])
         if len(body.input) != 2 + len(carried) or len(body.output) < 1 + len(carried):
@@ -265,11 +267,32 @@ class Unroller:
         iterations = int(weight.values.item()) if weight is not None else None
         if iterations != 0 and self.collects(node):
             return
+        if (same := self.counted(node, condition, iterations)) is not None:
+            self.loop(same, bound)
+            return
         running = Running(
             node, carried, condition, iterations, parts, [0] * len(parts), most=most if weight is None else "", bound=bound
         )
         if not self.stays(running):
             self.folder.instead(self.wait_for(running, self.iterate))
+
+    def counted(self, node: onnx.NodeProto, condition: str, iterations: int | None) -> onnx.NodeProto | None:
+        """The loop with its number of iterations and no condition, if that is computed of a counter; None if of anything else."""
+        f = self.folder
+        known = f.constants.get(f.resolved(condition)) if condition else None
+        if known is None or not known.values.all() or (iterations is None and node.input[0]):
+            return None
+        weights = [f.constants.get(f.resolved(x)) if x else None for x in node.input[2:]]
+        first = [w.values if w is not None and held(w).size <= SMALL else None for w in weights]
+        number = turns(_graph(node, "body"), iterations, first, f.constants, f.opsets)
+        if number is None:
+            return None
+        same = onnx.NodeProto.FromString(node.SerializeToString())
+        same.input[0], same.input[1] = f.sizes.constant(number), ""
+        body = _graph(same, "body")
+        body.output[0].name += "#true"
+        body.initializer.append(onnx.numpy_helper.from_array(np.array(True), body.output[0].name))
+        return same
 
     def collects(self, node: onnx.NodeProto) -> bool:
         """Takes what a loop only puts rows behind, beginning with none, as rows that iterations give: True if there was some."""
@@ -662,6 +685,17 @@ def _is_long(node: onnx.NodeProto) -> bool:
         [op for op in inside(_graph(node, f"{which}_branch")) if op not in ("Constant", "Identity")] for which in ("then", "else")
     ]
     return max(map(len, ops)) >= SHORT or any(op in TAKES_LONG for own in ops for op in own)
+
+
+def _take_scalars(body: onnx.GraphProto) -> None:
+    """The number of an iteration and the condition as a body declares them: some, as TensorFlow's converter, have an axis."""
+    for value in body.input[:2]:
+        if len(value.type.tensor_type.shape.dim) == 1:
+            name, one = value.name, f"{value.name}#shape"
+            value.name = f"{name}#scalar"
+            value.type.tensor_type.ClearField("shape")
+            body.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int64), one))
+            body.node.insert(0, onnx.helper.make_node("Reshape", [value.name, one], [name], name))
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:

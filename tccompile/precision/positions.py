@@ -6,6 +6,7 @@ what a user feeds, so what was measured says little. What matters is how they ar
   read for its angle      sin, cos, tan of it
   read about its mean     what a normalization takes the mean out of
   statistics              what means, sums and maxima are taken of, these, and what is computed of them alone
+  spectra                 Fourier transforms, whose first elements are sums of all, and what is computed of them alone
   read exactly            floor, ceil, round, remainders and casts to integers of it; the places of the largest of it
   open                    as large as an input of the model or an integer happens to be: computed from them by arithmetic, sums,
                           resampling and products of few terms, not by layers, norms or functions of bounded results
@@ -14,8 +15,9 @@ what a user feeds, so what was measured says little. What matters is how they ar
   a box, or its score     what NonMaxSuppression decides by: fp16 knows a coordinate of 600 to half a pixel
 
 What is open and read for its angle, about its mean, for statistics or exactly is stored in fp32, and so is all that it is
-computed from on the way from the inputs; what is read as an integer, even if a layer computed it; whole numbers that may exceed
-2**11, up to where fp16 holds them; and divisors that are kept from zero by a number that fp16 takes for zero, or nearly so.
+computed from on the way from the inputs; spectra of what is open, which products read in full; what is read as an integer, even
+if a layer computed it; whole numbers that may exceed 2**11, up to where fp16 holds them; and divisors that are kept from zero by
+a number that fp16 takes for zero, or nearly so.
 Boxes and scores are in fp32 from the layers on whose results they are computed from, and so is what is computed of boxes alone,
 such as those that are kept, and where regions of interest lie.
 """
@@ -50,6 +52,7 @@ from tccompile.ir.ops import (
 )
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal, Recipe
 
 ANGLES = ("sin", "cos", "tan")
 STEPS = ("floor", "ceil", "round", "fmod", "floor_mod", "trunc_div")
@@ -142,7 +145,38 @@ def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) 
         if bound > exact:
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
     found.wide = _decided_by(program) | _statistics(program, open_) | found.wide
+    spectra = _spectra(program, open_)
+    found.wide = spectra | found.wide
+    products = (i for i, op in enumerate(program.ops) if isinstance(op, Conv | Gemm))
+    found.exact |= {i for i in products if any(owner[name] in spectra for name in program.ops[i].operands)}
     return found
+
+
+def _spectra(program: Program, open_: set[str]) -> dict[str, str]:
+    """The tensors, by the owner of their storage, that are open and transformed, their Fourier transforms, and what is computed
+    of these alone; with the reason."""
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    known = {owner[name] for name, recipe in program.constants.items() if _adds_up(recipe)}
+    found: dict[str, str] = {}
+    transformed: dict[str, str] = {}
+    for op in program.ops:
+        y, read = owner[op.y], {owner[name] for name in op.inputs} - {*program.constants}
+        if isinstance(op, Gemm) and owner[op.b] in known and (x := owner[op.a]) in {*open_, *found}:
+            why = found.get(
+                x, f"fp32: of the spectrum that {op.nodes[0]!r} makes, small elements count, too, however large it is"
+            )
+            transformed |= {x: why}
+            found.setdefault(y, why)
+        elif isinstance(op, Pointwise | Reduce) and read and program.tensors[op.y].dtype.is_float and read <= {*found}:
+            found.setdefault(y, found[min(read)])
+        elif isinstance(op, Pointwise) and read <= known:
+            known.add(y)  # of places alone, as the matrix of a transform whose length a range leaves open
+    return transformed | found
+
+
+def _adds_up(recipe: Recipe) -> bool:
+    """Whether a matrix is none of the model's weights, and its first row adds up what it is multiplied by."""
+    return isinstance(recipe, Literal) and recipe.values.ndim == 2 and bool((recipe.values[0] >= 0).all())
 
 
 def _statistics(program: Program, open_: set[str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def corners(box: Box) -> list[Point]:
 def scattered(box: Box, number: int) -> list[Point]:
     """Points at random, the same at each call."""
     draw = np.random.default_rng(len(box))
-    columns = [np.array(size.all)[draw.integers(0, len(size.all), number)] for size in box]
+    columns = [size.low + size.step * draw.integers(0, len(size.all), number) for size in box]
     return [tuple(int(n) for n in point) for point in zip(*columns, strict=True)]
 
 
@@ -127,7 +127,7 @@ def ladder(box: Box) -> list[Point]:
     out = []
     for rung in range(rungs + 1):
         at = [max(size.low, 0.5) * (max(size.all[-1], 0.5) / max(size.low, 0.5)) ** (rung / rungs) for size in box]
-        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+        out.append(tuple(size.near(x) for size, x in zip(box, at, strict=True)))
     return list(dict.fromkeys(out))
 
 
@@ -144,7 +144,7 @@ def between(box: Box, number: int) -> list[Point]:
             size.low + (size.all[-1] - size.low) * share if k % 2 else max(size.low, 0.5) * 2 ** (doublings(size) * share)
             for size, share in zip(box, shares, strict=True)
         ]
-        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+        out.append(tuple(size.near(x) for size, x in zip(box, at, strict=True)))
     return list(dict.fromkeys(out))
 
 

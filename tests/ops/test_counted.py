@@ -354,3 +354,40 @@ def test_one_scatter_after_another(reduction: str) -> None:
     net.out(net("Exp", y))
     given = {"x": np.arange(15, dtype=np.float32).reshape(5, 3) / 9, "u": np.ones((5, 3), np.float32)}
     holds(net, *({**given, "keep": np.float32(keep)} for keep in ([1, -1, 0, 1, 0], [0] * 5, [1] * 5, [-1] * 5)))
+
+
+@pytest.mark.parametrize("rows", [3, 5, 20])
+def test_features_in_the_place_of_marked_tokens(rows: int) -> None:
+    """PyTorch's masked_scatter: as many elements of the features as there are marked ones, one after the other."""
+    net = Net(opset=17, x=(2, 5, 4), marked=(2, 5, 1), features=(rows, 4))
+    marked = net("Expand", net("Greater", "marked", np.float32(0)), net("Shape", "x"))
+    at = net("Transpose", net("NonZero", marked), perm=[1, 0])
+    count = net("Unsqueeze", net("Gather", net("Shape", at), np.array(0), axis=0), np.array([0]))
+    flat = net("Slice", net("Reshape", "features", np.array([-1])), np.array([0]), count, np.array([0]))
+    net.out(net("ScatterND", "x", at, flat))
+    x, features = np.zeros((2, 5, 4), np.float32), np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+
+    def given(count: int) -> dict[str, np.ndarray]:
+        return {"x": x, "marked": np.roll(np.arange(10) < count, 3).reshape(2, 5, 1).astype(np.float32), "features": features}
+
+    holds(net, *(given(count) for count in (0, 1, 3, 5, 10) if count <= rows))
+    with Session(without_code(net.model(), precision="fp32"), "cpu") as session:
+        if rows < 10:
+            with pytest.raises(InputError, match=rf"\(ScatterND\) finds 40 .* room for {rows * 4}"):
+                session.run(None, given(10))
+
+
+def test_names_that_the_compiler_would_make() -> None:
+    """A model has them for tensors of its own, and two outputs that are the same tensor."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["sizes"]),
+        helper.make_node("Transpose", ["sizes"], ["sizes1"], perm=[1, 0]),
+        helper.make_node("GatherND", ["x", "sizes1"], ["y"]),
+        helper.make_node("Identity", ["y"], ["y/bound"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("y", "y/bound")]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5])], ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.maximum(np.random.default_rng(0).standard_normal((3, 5)), 0).astype(np.float32)
+    for y in Session(without_code(model, precision="fp32"), "cpu").run(None, {"x": x}):
+        np.testing.assert_array_equal(y, x[x != 0])

@@ -109,3 +109,11 @@ def test_layer_normalization_with_its_statistics(axis: int) -> None:
 def test_local_response_normalization(size: int) -> None:
     net = Net(x=(2, 7, 4, 3))
     agrees(net.out(net("LRN", "x", size=size, alpha=0.1, beta=0.6, bias=1.5)))
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 3), (0, 1), (-1,)])
+def test_mean_variance_of_values_far_from_zero(axes: tuple[int, ...]) -> None:
+    """By differences from the mean."""
+    net = Net(x=(2, 3, 5, 7))
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 7)).astype(np.float32) + 1000
+    agrees(net.out(net("MeanVarianceNormalization", "x", axes=axes)), {"x": x}, 1e-3)

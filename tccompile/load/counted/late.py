@@ -89,21 +89,22 @@ def parts(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.says(node.output[0], s.of(x)) or True
 
 
-def _end(s: Sizes, name: str, i: int) -> str | int:
+def _end(s: Sizes, name: str, i: int) -> str | Number:
     known = s.number(name)
     if known is not None:
-        n = known[i]
-        return n.count if isinstance(n, Size) else n
+        return known[i]
     return s.add("Slice", [name, s.constant([i]), s.constant([i + 1])]) if s.shape(name) != (1,) else name
 
 
-def part(s: Sizes, x: str, axis: int, start: str | int, end: str | int) -> str:
+def part(s: Sizes, x: str, axis: int, start: str | Number, end: str | Number) -> str:
     """What there is of x from a computed place on, to another: places are from the end if they are negative."""
     shape, own = s.shape(x), dict(s.of(x))
     whole = own.pop(axis, shape[axis])
     extent = whole.count if isinstance(whole, Size) else s.constant([whole])
 
-    def inside(place: str | int) -> str:
+    def inside(place: str | Number) -> str:
+        if isinstance(place, Size):
+            place = place.count
         if place == 0 or (isinstance(place, int) and place >= shape[axis]):
             return extent if place else s.constant([0])
         at = s.constant([place]) if isinstance(place, int) else s.add("Reshape", [place, s.constant([1])])
@@ -112,13 +113,16 @@ def part(s: Sizes, x: str, axis: int, start: str | int, end: str | int) -> str:
         at = s.add("Where", [s.add("Less", [at, s.constant([0])]), s.add("Add", [at, extent]), at])
         return s.add("Min", [s.add("Max", [at, s.constant([0])]), extent])
 
-    first = inside(start)
-    count = s.add("Max", [s.add("Sub", [inside(end), first]), s.constant([0])])
-    limit = shape[axis]
-    at = s.add("Min", [s.add("Add", [s.constant(np.arange(limit)), first]), s.constant([max(limit - 1, 0)])])
+    first, limit = inside(start), shape[axis]
+    if start == 0 and isinstance(end, Size):  # as many as of something else, or as there are
+        size = s.combined("Min", end, whole)
+        limit = size.limit if isinstance(size, Size) else size
+    else:
+        size = s.size(s.add("Max", [s.add("Sub", [inside(end), first]), s.constant([0])]), limit)
+    at = s.add("Min", [s.add("Add", [s.constant(np.arange(limit)), first]), s.constant([max(shape[axis] - 1, 0)])])
     with s.as_bounds(x):
         y = s.add("Gather", [x, at], axis=axis)
-    s.says(y, {**own, axis: s.size(count, limit)})
+    s.says(y, {**own, axis: size} if isinstance(size, Size) else own)
     return y
 
 

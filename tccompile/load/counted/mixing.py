@@ -11,6 +11,7 @@ import onnx.helper
 from tccompile.load.counted.late import numbers
 from tccompile.load.counted.parts import from_beginning
 from tccompile.load.sizes import Axes, Number, Size, Sizes
+from tccompile.load.valid import title
 
 
 def extreme(dtype: np.dtype, largest: bool) -> Any:
@@ -204,6 +205,18 @@ def one_hot(s: Sizes, node: onnx.NodeProto) -> bool:
     return s.says(node.output[0], out)
 
 
+def _as_many(s: Sizes, indices: str, updates: str) -> str:
+    """Indices as many as updates that are of one number at most: more of them are an error, in ONNX Runtime, too."""
+    there, given = s.of(indices).get(0), s.of(updates).get(0)
+    if there is None or given is None or there == given or s.made.get(("parts", given.count), ())[:2] != ("Min", there):
+        return indices
+    s.limited.append(Size(there.count, given.limit, title(s.node), limited=True))
+    with s.as_bounds(indices):
+        fewer = s.add("Slice", [indices, s.constant([0]), s.constant([given.limit]), s.constant([0])])
+    s.says(fewer, {0: given})
+    return fewer
+
+
 def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
     """Updates, of which those that are not there go to a place beyond the result."""
     x, indices, updates = node.input
@@ -212,6 +225,7 @@ def scatter(s: Sizes, node: onnx.NodeProto) -> bool:
     for a in own:
         if a != axis:
             raise s.refuse(x, a)
+    indices = _as_many(s, indices, updates)
     counted = s.of(indices)
     if any(s.of(updates).get(a) != size for a, size in counted.items()) or len(counted) > 1 or len(s.of(updates)) > 1:
         name = indices if counted else updates
