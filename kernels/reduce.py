@@ -14,7 +14,7 @@ from math import prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import walk
-from tccompile.ir.extent import ceil_div, divides, round_up, same
+from tccompile.ir.extent import ceil_div, divides, hint, least, round_up, same
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -207,7 +207,7 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
         and divides(LANES, y.padded[lane])
     ):
         outputs = row_count * (y.padded[lane] // LANES)
-        threads = min(THREADS // min(beside, power(outputs)), power(inner.size))
+        threads = hint(least(THREADS // least(beside, power(outputs)), power(inner.size)))  # which the code has, one at all sizes
         return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
@@ -228,7 +228,7 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
         threads = min(8, power(inner.size))
     else:
         items = ceil_div(inner.size, vector)
-        threads = min(32, power(items)) if items <= 256 else THREADS
+        threads = hint(least(32, power(items))) if items <= 256 else THREADS  # which the code has, one at all sizes
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
 
 

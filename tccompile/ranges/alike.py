@@ -34,7 +34,7 @@ from tccompile.ranges.box import (
     without_end,
     without_ones,
 )
-from tccompile.ranges.fit import derived, fit, padded
+from tccompile.ranges.fit import as_counts, derived, fit, padded
 
 COMPARED = 24
 """Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
@@ -334,7 +334,7 @@ def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | No
         return quotient
     if parts[-1] is None:
         if not all(same := [_same(last, tree) for tree in trees]):
-            raise _unlike(path, mask=same)
+            raise _unlike(path, ", ".join(map(str, trees[:6])) if cls is float else "", same)
         return last
     if not all(same := [list(part) == list(parts[-1]) for part in parts]):  # type: ignore[arg-type]
         others = {str(k) for part in parts for k in {*(part or ())} ^ {*parts[-1]}}
@@ -344,17 +344,12 @@ def merge(trees: Sequence[Any], formula: Callable[[tuple[int, ...]], Extent | No
 
 
 def _quotient(numbers: Sequence[float], formula: Callable[[tuple[int, ...]], Extent | None]) -> Any:
-    """Floats that are counts or halves of counts, or one part of a count as a mean's factor is, as an open float; None for
-    others."""
-    for part in (1, 2):
-        if all((part * x).is_integer() for x in numbers):
-            count = formula(tuple(int(part * x) for x in numbers))
-            return None if count is None else count / part
-    if not all(0 < abs(x) <= 1 for x in numbers):
+    """Floats that are counts, halves of counts, or one or two parts of a count as an open float; None for others."""
+    if (found := as_counts(numbers)) is None:
         return None
-    counts = tuple(round(1 / x) for x in numbers)
-    count = formula(counts) if all(1 / n == x for n, x in zip(counts, numbers, strict=True)) else None
-    return None if count is None else 1 / count
+    parts, divides, counts = found
+    count = formula(counts)
+    return None if count is None else parts / count if divides else count / parts
 
 
 def differ(made: Any, other: Any, path: tuple[str, ...]) -> None:
@@ -392,6 +387,9 @@ def _of_parts(like: Any, parts: dict[Any, Any]) -> Any:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    if type(a) is float and type(b) is float:  # kernels compute in float32, to which parts of a count may have been rounded
+        with np.errstate(over="ignore"):
+            a, b = np.float32(a), np.float32(b)
     return bool(a == b) or (a != a and b != b)
 
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from math import gcd
+from math import gcd, isfinite
 from operator import mul
 
 import numpy as np
@@ -121,6 +121,22 @@ def _times(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent])
 def _divisors(number: int) -> list[int]:
     """What divides a number, up to MOST."""
     return [n for n in range(1, min(number, MOST) + 1) if not number % n]
+
+
+def as_counts(numbers: Sequence[float]) -> tuple[int, bool, tuple[int, ...]] | None:
+    """1 or 2, whether it is divided by the counts or they by it, and the counts, where floats are such quotients, as means divide
+    by a count and coordinates go from -1 to 1; None for others."""
+    if not all(map(isfinite, numbers)):
+        return None
+    for parts in (1, 2):
+        if all((parts * x).is_integer() for x in numbers):
+            return parts, False, tuple(int(parts * x) for x in numbers)
+    for parts in (1, 2):
+        if all(0 < abs(x) <= parts for x in numbers):
+            counts = tuple(round(parts / x) for x in numbers)
+            if all(np.float32(parts / n) == np.float32(x) for n, x in zip(counts, numbers, strict=True)):
+                return parts, True, counts
+    return None
 
 
 def _behind(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:

@@ -8,7 +8,6 @@ computed, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from tccompile.lower.registry import CONVERTERS
 from tccompile.lower.resize_late import late_axis, late_scales
 from tccompile.lower.sample import late_places
 from tccompile.ranges.box import Box, Point, scattered, without_ones
+from tccompile.ranges.fit import as_counts
 from tccompile.ranges.tables import tables
 
 PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
@@ -179,11 +179,8 @@ def _fits(constants: Sequence[Weight], as_part: bool, as_count: bool, as_one: bo
 
 
 def _is_count(numbers: Sequence[float]) -> bool:
-    """Whether floats are the same, counts or halves of counts, or one part of a count, which `alike` finds formulas for."""
-    if not all(map(math.isfinite, numbers)):
-        return len({*map(str, numbers)}) == 1
-    parts = all(0 < abs(x) <= 1 and 1 / round(1 / x) == x for x in numbers)
-    return len(set(numbers)) == 1 or parts or all((2 * x).is_integer() for x in numbers)
+    """Whether floats are the same, or quotients of counts that `alike` finds formulas for."""
+    return len({*map(str, numbers)}) == 1 or as_counts(numbers) is not None
 
 
 # --- Tables that lowering makes --------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from tccompile.ir.extent import ceil_div, round_up
 from tccompile.plan.formulas import computed, drawn, filler
 from tccompile.ranges.alike import star
 from tccompile.ranges.box import opened, points
-from tccompile.ranges.fit import derived, fit
+from tccompile.ranges.fit import as_counts, derived, fit
 from tccompile.sizes import Size
 
 ONE, TWO = (Size("n", 2, 300),), (Size("h", 16, 256, 8), Size("w", 17, 260, 1))
@@ -68,6 +71,8 @@ DERIVED = {
     "two parts": lambda h, w: h * w + h // 8 * (w // 4),
     "three parts, three times": lambda h, w: 3 * (h * w + 2 * (h // 8 * (w // 4))),
     "rows of two parts": lambda h, w: h * w * (h * w + h // 8 * (w // 4)),
+    "padded rows, sixteen times": lambda h, w: h * w * (h // 8 * (w // 4)) * 16,
+    "the last part, with the padding of all": lambda h, w: round_up(h * w + h // 8 * (w // 4), 8) - h * w,
 }
 
 
@@ -79,6 +84,14 @@ def test_formulas_are_made_of_others(name):
     found = derived([DERIVED[name](*p) for p in seen], known)
     assert found.values.tolist() == [DERIVED[name](*p) for p in points(TWO)]
     assert derived([DERIVED[name](*p) + p[0] % 3 for p in seen], known) is None
+
+
+def test_floats_are_counts_or_parts_of_counts():
+    """Two parts of a count less one, as coordinates from -1 to 1 are made with, may have been rounded to float32."""
+    assert as_counts([3.0, 4.0]) == (1, False, (3, 4)) and as_counts([1.5, 2.0]) == (2, False, (3, 4))
+    assert as_counts([0.5, 1 / 3]) == (1, True, (2, 3))
+    assert as_counts([float(np.float32(2 / n)) for n in (15, 16, 17)]) == (2, True, (15, 16, 17))
+    assert as_counts([0.3, 0.41]) is None and as_counts([0.5, math.inf]) is None and as_counts([0.0, 0.5, 0.3]) is None
 
 
 def test_numbers_on_either_side_of_none():

@@ -487,3 +487,12 @@ def _unchecked(plan):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tccompile.plan.file.check_plan", lambda plan: None)
         return to_bytes(plan)
+
+
+def test_a_reduction_along_an_open_axis_has_one_number_of_threads():
+    """Its code has the number in it, and of few elements each has its own thread where the shape is fixed."""
+    g = models.Graph()
+    model = g.model("x", 1, ["n", "m"], g.op("ReduceMax", "x", axes=[1], keepdims=1))
+    options = Options(archs=("sm_90a",), precision="mixed", ranges=as_sizes({"n": (2, 64), "m": (2, 64)}))
+    (pattern,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    assert to_parts(pattern, options, quiet, (), NO_TIMINGS, Known())
