@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests start processes by the dozen, which would each compile the sources again
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all doors fuzz site check extents gpu-test backend-test bench bench-models kernels reference dump clean
 

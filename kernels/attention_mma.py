@@ -147,6 +147,13 @@ class AttentionMma(Kernel):
                 for splits in sorted({split_steps(steps, w)[0] for w in wanted if w > 0}):
                     yield {"bn": bn, "splits": splits}
 
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        """Rows of k are split into as many parts as at other sizes, or fewer: by one code, where there are two at least."""
+        assert isinstance(op, Attention)
+        steps, splits = ceil_div(op_extents(op, program)[2], int(config["bn"])), int(config["splits"])
+        split = split_steps(steps, splits)[0] > 1
+        return split == (splits > 1) and any(own["bn"] == config["bn"] for own in self.every(op, program, arch))
+
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Attention)
         own = measured(arch).attention_mma

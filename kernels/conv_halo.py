@@ -76,6 +76,9 @@ MOST_ROUGH = 6
 """Products of 32 bytes of floats of 8 bits whose sums are made at once: a row of the filter's where there are no more, else a
 tap's. Tensor Cores cut these sums off after 14 digits."""
 
+MOST_ROUGH_OF_BYTES = 8
+"""The same where results have 8 bits: of two taps', where a row's are more. See `gemm_sm90_tile.AT_ONCE`."""
+
 LEAST, MOST = 16, 192
 """Input channels. With 256, im2col took 0.55 to 0.98 of the time in five of six convolutions (H200); why has not been found."""
 
@@ -193,6 +196,11 @@ class Patch:
         if self.spread:
             return 1, 1
         return 1 if products * self.width <= MOST_ROUGH else self.width, self.height
+
+    def in_pairs(self, products: int) -> bool:
+        """Whether those of two taps are made at once."""
+        of_taps = self.rounds(products)[0] == self.width > 1
+        return of_taps and self.result < RESULT and 2 * products <= MOST_ROUGH_OF_BYTES
 
     @property
     def last(self) -> int:
@@ -426,7 +434,8 @@ def _multiplying_cycles(patch: Patch, products: int, columns: float, own: Rated)
     if not patch.rough:
         return cycles
     along, down = patch.rounds(products)
-    waiting = along * down * (patch.wide / 2 + own.rough)  # while one warpgroup waits and adds, others multiply
+    rounds = ceil_div(along * down, 2) if patch.in_pairs(products) else along * down
+    waiting = rounds * (patch.wide / 2 + own.rough)  # while one warpgroup waits and adds, others multiply
     return max(cycles, (cycles + waiting) / patch.groups)
 
 
@@ -523,9 +532,8 @@ def _accumulators(patch: Patch) -> tuple[Any, Any]:
         times = patch.rounds(products)
         taps = patch.width // times[0]
         apart = taps * row, patch.pitch * row, taps * patch.tap
-        return PromotedBlocks(
-            patch.wide, descriptors, places, steps(patch, products)[: taps * products], patch.kinds, times, apart
-        )
+        of_round, pairs = steps(patch, products)[: taps * products], patch.in_pairs(products)
+        return PromotedBlocks(patch.wide, descriptors, places, of_round, patch.kinds, times, apart, pairs)
 
     return of(patch.whole), of(patch.last)
 

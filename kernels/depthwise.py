@@ -292,10 +292,7 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
     def unpack(i: int, r: int) -> list[str]:
         return [f"w{r}_{s} = unpack_w({words('f', i, s, w_bytes)})" for s in range(taps_w)]
 
-    out = []
-    for j in range(width):
-        out.append(f"present{j} = i32(within(i32(x0 + i32({j})), i32(0), W) & inside)")
-        out.append(f"column{j} = i64(i32((x0 + i32({j})) * xw)) * i64({x_bytes})")
+    out = _columns(width, x_bytes)
     if taps_h > MOST_UNROLLED:
         assert rows == 1
         out += [*(f"a0_{q} = zeros()" for q in range(columns)), "for r in range(R):"]
@@ -315,6 +312,15 @@ def _shared(params: Value, x_bytes: int, w_bytes: int) -> list[str]:
         for p, r in live:
             if r == taps_h - 1:
                 out += stores(f"i32({p})", columns, row(p))
+    return out
+
+
+def _columns(width: int, x_bytes: int) -> list[str]:
+    """Where columns of x are, and whether they are there."""
+    out = []
+    for j in range(width):
+        out.append(f"present{j} = i32(within(i32(x0 + i32({j})), i32(0), W) & inside)")
+        out.append(f"column{j} = i64(i32((x0 + i32({j})) * xw)) * i64({x_bytes})")
     return out
 
 

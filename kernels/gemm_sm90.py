@@ -50,7 +50,7 @@ from tccompile.ir.tensor import Tensor
 from tccompile.ir.types import FLOAT8, DType
 from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_copies import EIGHTS, Boxed, Copies, boxed_results, compressed, copies, gathered, turned_results
-from tccompile.kernels.gemm_sm90_cost import slots_of, starting_us, time_us
+from tccompile.kernels.gemm_sm90_cost import in_turn, slots_of, starting_us, time_us
 from tccompile.kernels.gemm_sm90_tile import (
     EVEN,
     NARROW,
@@ -66,7 +66,6 @@ from tccompile.kernels.gemm_sm90_tile import (
     shortened,
     sparse_tiles,
     stages_at_most,
-    stages_at_once,
     swapped_rows,
     tile,
 )
@@ -320,7 +319,7 @@ class Hopper(OneWay):
         whole, takes = 1 if how.k_major[1] else 64, group_atom(*how.kinds).takes  # whole: columns of a box
         boxed = boxed_results(way, program, problem, 1)
         result = boxed.size if boxed else RESULT
-        promoted, in_pairs = how.promoted(result), stages_at_once(how.kinds, result) > 1
+        promoted = how.promoted(result)
         room = room_for(promoted)
         candidates = [
             {"bm": bm, "bn": bn, "split": split}
@@ -342,7 +341,8 @@ class Hopper(OneWay):
         if large and how.steps > 2:  # teams have a tile each, and take as long as others where they multiply little
             candidates.append({"bm": 128, "bn": 128, "split": 1, "teams": 2})
         if promoted:
-            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c, in_pairs)]
+            candidates += [{**c, "overlaps": True} for c in candidates if overlapping(c)]
+        candidates += [{**c, "stages": STAGES} for c in candidates if in_turn(problem, how, c, arch)]
         fits = self._takes(way, program)
         candidates = list(filter(fits, candidates))
         costs = self._costs(way, program, arch)
@@ -456,6 +456,8 @@ class Hopper(OneWay):
             apart = own.exposed * min(shorter, own.exposed_us)
             if t.split == 1:  # else there is one wave, in which all of K but its beginning overlaps
                 apart += own.exposed_more * max(shorter - own.exposed_us, 0)
+            if config.get("stages") and in_turn(problem, read, config, arch):
+                doubt *= own.in_turn
             return (starting_us(problem, read, t, arch, biased) + max(computing, moved) + apart) * doubt
 
         return cost

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tccompile.arch import Arch
 from tccompile.ir.expr import Expr, walk
 from tccompile.ir.extent import ceil_div, round_up
@@ -16,11 +19,23 @@ from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
+LEAST_IN_TURN = 96 * 64
+"""Results of a tile of which a multiprocessor has two in turn; smaller ones were not measured so."""
+
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
     """Blocks, multiprocessors that they can fill, and how many of them one holds."""
     tiles = ceil_div(problem.rows, t.bm) * problem.batches * ceil_div(problem.stored, t.bn)
     return tiles * t.split, measured(arch).gemm_sm90.together[t.split], resident(t, arch) if t.split < 8 else 1
+
+
+def in_turn(problem: Problem, how: Copies, config: Mapping[str, Any], arch: Arch) -> bool:
+    """Whether a multiprocessor has two tiles of 8 bits, of so few stages that a ring of more has room for both: then it copies
+    those of the second while the first is stored."""
+    tiles = ceil_div(problem.rows, config["bm"]) * problem.batches * ceil_div(problem.stored, config["bn"])
+    few = how.size == 1 and how.steps <= 2 and config["split"] == 1 and "teams" not in config
+    large = config["bm"] * config["bn"] >= LEAST_IN_TURN
+    return few and large and not config.get("sparse") and arch.sms < tiles <= 2 * arch.sms
 
 
 def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
@@ -120,18 +135,25 @@ def time_us(
     summing = steps * step + tail
     if t.teams > 1:  # one multiplies while the other stores
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
-    return waves * (summing + storing + own.strided_us * strided) - early * step
+    filled = t.promoted and waves == t.split == 1 and sms - own.spare < blocks  # the next launch finds no room beside it
+    total = waves * (summing + storing + own.strided_us * strided)
+    more_stored = problem.padded % how.whole == 0 and problem.padded < problem.stored
+    if how.size == 1 and together > 1 and 1 < waves <= 8 and how.steps <= 2 and t.bn == 128 and more_stored:
+        total *= own.beside
+    return total - early * step + own.filled_us * filled
 
 
 def _adding(t: Tile, own: GemmSm90, alone: bool) -> float:
     """How many times as long products take whose sums are added to others: by an instruction of CUDA cores for each sum."""
+    if t.overlaps:
+        return 1.0
     rate = own.rough_alone if alone else own.rough
     return (1 + rate) / 2 if t.in_pairs else rate
 
 
 def _waiting(t: Tile, own: GemmSm90) -> float:
     """How much of the wait for a stage's sums a tile has."""
-    return 0.5 if t.in_pairs else own.overlapping if t.overlaps else 1
+    return own.overlapping if t.overlaps else 0.5 if t.in_pairs else 1
 
 
 def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:

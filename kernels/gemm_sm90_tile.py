@@ -65,23 +65,16 @@ MOST_OVERLAPPING = 112
 """The same of a warpgroup alone where each thread has them three times: see `parts.accumulator.Overlapped`. Of two warpgroups one
 multiplies anyway while the other adds: 128×64 and 56×128 took as long either way."""
 
-MOST_BESIDE_PAIRS = 64
-"""The same where results have 8 bits, so that sums may be made in pairs of stages: by these 512 → 512 channels, 3×3, of 32 images
-of 7² pixels take 9.17 µs on an H200 in 112 rows, and 9.61 where sums overlap."""
-
 
 def stages_at_once(kinds: tuple[str, str], result: int) -> int:
     """Of how many stages Tensor Cores may add up products whose sums are rough, for results of so many bytes."""
     return AT_ONCE if group_atom(*kinds).rough and result < RESULT else 1
 
 
-def overlapping(config: Mapping[str, Any], in_pairs: bool) -> bool:
-    """Whether a tile's sums may overlap; blocks of a cluster share one, and so have little to multiply.
-
-    in_pairs  whether those of two stages may be made at once
-    """
+def overlapping(config: Mapping[str, Any]) -> bool:
+    """Whether a tile's sums may overlap; blocks of a cluster share one, and so have little to multiply."""
     rows, columns = (config["bn"], config["bm"]) if config.get("swapped") else (config["bm"], config["bn"])
-    return config["split"] == 1 and rows == 64 and columns <= (MOST_BESIDE_PAIRS if in_pairs else MOST_OVERLAPPING)
+    return config["split"] == 1 and rows == 64 and columns <= MOST_OVERLAPPING
 
 
 def room_for(promoted: bool) -> Callable[[int, int], bool]:

@@ -483,21 +483,7 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any, place: A
     inner = [taken.divider() for _ in order[1:]]
     extent, padded = taken.take(), taken.take()
     y = (taken.take("address"), [taken.take() for _ in y_used], taken.take())
-    described = []
-    for k, (kind, mode, used, terms, valid, fill, tail, shifted) in enumerate(loads):
-        dtype = DType(kind)
-        base = taken.take("address")
-        if shifted:
-            base = f"{base} + i64({taken.take()}) * {dtype.size}"
-        steps, step = [taken.take() for _ in used], taken.take()
-        atoms = []
-        for atom in terms:
-            factor = taken.take()
-            atoms.append((factor, _named(atom, taken, accesses)))
-        ranges = [(_named_index(index, taken, accesses), taken.take(), taken.take()) for index in valid]
-        guarded = bool(ranges) or tail
-        accesses[f"load{k}"] = intrinsic("ptx.memory.load", dtype, lanes if mode == "vector" else 1, guarded)
-        described.append((f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail))
+    described = [_taken_of(k, load, lanes, taken, accesses) for k, load in enumerate(loads)]
     row = (taken.take(), _named_index(place, taken, accesses)) if place is not None else None
     out.scalars = taken.scalars(expression)
 
@@ -534,6 +520,24 @@ def _groups(lanes: int, order: Any, target: Any, loads: Any, expr: Any, place: A
             out.lines.append(f"put({base} + i64({_lane(first, i)}) * (i64({step}) * {y_type.size}), {r}{guard})")
     lines = [out.lines[0], f"if {thread} < {total}:", *indented(out.lines[1:])]
     return KernelText(taken.signature, lines, accesses, THREADS)
+
+
+def _taken_of(k: int, load: Any, lanes: int, taken: Parameters, accesses: Accesses) -> tuple[Any, ...]:
+    """What `_read` takes of a load: its function, and its arguments by the names that they are taken by."""
+    kind, mode, used, terms, valid, fill, tail, shifted = load
+    dtype = DType(kind)
+    base = taken.take("address")
+    if shifted:
+        base = f"{base} + i64({taken.take()}) * {dtype.size}"
+    steps, step = [taken.take() for _ in used], taken.take()
+    atoms = []
+    for atom in terms:
+        factor = taken.take()
+        atoms.append((factor, _named(atom, taken, accesses)))
+    ranges = [(_named_index(index, taken, accesses), taken.take(), taken.take()) for index in valid]
+    guarded = bool(ranges) or tail
+    accesses[f"load{k}"] = intrinsic("ptx.memory.load", dtype, lanes if mode == "vector" else 1, guarded)
+    return f"load{k}", dtype, mode, used, base, steps, step, atoms, ranges, fill, tail
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,11 @@ class Options:
                 raise UsageError(f"unknown GPU generation {name!r}; choose from {', '.join(ARCHS)}, or all")
         if not self.archs:
             raise UsageError("no GPU generation to build for; leave --arch away for all of them")
+        if self.precision in QUANTIZATIONS:
+            raise UsageError(
+                f"no precision stores everything in {self.precision}: quantize {self.precision}, with real inputs, "
+                "multiplies in it where that is faster and the error stays within a bound"
+            )
         if self.precision not in PRECISIONS:
             raise UsageError(f"unknown precision {self.precision!r}; choose from {', '.join(PRECISIONS)}")
         if self.nchwc_block not in (None, 8, 16):
@@ -208,7 +213,13 @@ def _size(name: str, told: Any) -> Size:
         return told
     if not 2 <= len(told) <= 3 or told[0] < 0 or told[1] < told[0] or told[-1] < 1:
         raise UsageError(f"the range of {name!r} is {told!r}: give (LOW, HIGH) or (LOW, HIGH, STEP), the smaller number first")
-    return Size(name, *told)
+    return _held_to_extents(Size(name, *told), told)
+
+
+def _held_to_extents(size: Size, told: Any) -> Size:
+    if size.high >= 1 << 31:
+        raise UsageError(f"the range {told!r} has sizes that no input can have: extents below 2^31 are supported")
+    return size
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, Size | Axes | Sum]:
@@ -243,7 +254,7 @@ def _parse_axis(text: str, name: str) -> int | Size | None:
     size = Size(name, int(low), int(high), int(step or 1))
     if size.step < 1 or size.high < size.low:
         raise UsageError(f"the range {text!r} holds no size: write LOW..HIGH, or LOW..HIGH:STEP, the smaller number first")
-    return size
+    return _held_to_extents(size, text)
 
 
 def parse_ranges(texts: Iterable[str]) -> dict[str, tuple[float, float]]:

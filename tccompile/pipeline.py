@@ -69,7 +69,7 @@ from tccompile.options import Options, Ranged, Shapes, as_sizes
 from tccompile.plan.file import Plan, is_plan
 from tccompile.plan.format import Image, Origin, Rewritten, Section, Step
 from tccompile.precision.formats import precision, storage_note
-from tccompile.precision.ranges import rooms
+from tccompile.precision.ranges import Spread, rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
 from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
@@ -78,6 +78,7 @@ from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
 from tccompile.ranges.inputs import open_inputs
 from tccompile.ranges.late import Trace, late, traced
+from tccompile.ranges.made import Made
 from tccompile.ranges.pool import Known
 from tccompile.ranges.steps import parts
 from tccompile.ranges.tables import Tables, tables
@@ -353,6 +354,15 @@ class Told:
     def rewrites(self) -> tuple[Rewritten, ...]:
         return tuple(Rewritten(equation, tuple(names)) for equation, names in self.applied.items())
 
+    def add(self, applied: Applied, program: Program, spreads: Mapping[str, Spread], calibration: Chosen | None) -> None:
+        """What another program's rewrites did, and what its constants may be."""
+        for equation, names in applied.items():
+            self.applied.setdefault(equation, {}).update(names)
+        if spreads:
+            self.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
+        for name, room in rooms(program, spreads).items():
+            self.rooms[name] = min(self.rooms.get(name, room), room)
+
 
 def origin_of(model: Opened, told: Told) -> Origin:
     """What a plan tells of its model."""
@@ -468,12 +478,7 @@ def to_program(
     dump.program(5, "layout", program)
     if told is not None:
         told.formats = formats
-        for equation, names in applied.items():
-            told.applied.setdefault(equation, {}).update(names)
-        if spreads:
-            told.factor = IN_FP16 if calibration is None or not calibration.layers else IN_BYTES
-        for name, room in rooms(program, spreads).items():
-            told.rooms[name] = min(told.rooms.get(name, room), room)
+        told.add(applied, program, spreads, calibration)
     return program
 
 
@@ -498,8 +503,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def program_of(box: Box, decided: Decisions) -> ProgramAt:
         """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
         lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
+        made.at(middle, decided)
         with deciding(decided):
-            fused(middle)
             if lowest not in formats:
                 with _at(box, lowest):
                     to_program(opened, inputs.shapes(lowest), options, dump, progress, told, calibration)
@@ -507,8 +512,9 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
                 formats[lowest] = told.formats
 
         def formed(point: Point) -> Program:
+            program = made.at(point, decided)
             with deciding(decided):
-                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](fused(point)))))))
+                return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](program))))))
 
         if lowest not in held:
             held[lowest] = tables(formed(highest), formed(lowest), opened.weights)
@@ -525,12 +531,10 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
             graph = rewrite(calibration.applied(graph))
         return fuse(lower(graph))
 
-    def fused(point: Point) -> Program:
-        return to_fused(loaded(point))
-
     def traced_at(point: Point) -> Trace:
         return traced(partial(loaded, point), to_fused)
 
+    made = Made(loaded, to_fused)
     same = partial(agree, options=options, weights=opened.weights)
     with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
         found = [

@@ -27,6 +27,11 @@ class Size:
         """Every size, the least first."""
         return range(self.low, self.high + 1, self.step)
 
+    def near(self, at: float) -> int:
+        """The size that is nearest, of two the smaller one."""
+        below = self.all[min(max(int(at - self.low) // self.step, 0), len(self.all) - 1)]
+        return min((n for n in (below, below + self.step) if n in self.all), key=lambda n: abs(n - at))
+
 
 Term = tuple[int, str]
 """So many times the size of that name; without a name, the number."""

@@ -27,7 +27,7 @@ from tccompile.plan import FORMAT_VERSION
 from tccompile.plan.file import Plan, write_plan
 from tests.networks import reference, relative_error
 from tests.plans import without_code
-from tests.tiers import usually
+from tests.tiers import thorough, usually
 
 FLOAT = TensorProto.FLOAT
 GPU = subprocess.run([sys.executable, "-c", "from tccompile.runtime.driver import open_device; open_device(0)"],
@@ -614,9 +614,9 @@ def test_quantize_says_what_it_did_and_is_verified_by_what_it_was_allowed(run, t
         helper.make_node("Relu", ["a"], ["b"]),
         helper.make_node("MatMul", ["b", "w2"], ["y"], name="second"),
     ]
-    x, y = (helper.make_tensor_value_info(n, FLOAT, (2048, 512)) for n in ("x", "y"))
+    x, y = (helper.make_tensor_value_info(n, FLOAT, (1024, 512)) for n in ("x", "y"))
     onnx.save(model(nodes, [x], [y], weights), tmp_path / "mlp.onnx")
-    np.savez(tmp_path / "x.npz", x=rng.uniform(0, 1, (3, 2048, 512)).astype(np.float32))
+    np.savez(tmp_path / "x.npz", x=rng.uniform(0, 1, (3, 1024, 512)).astype(np.float32))
     build = ("tccompile", tmp_path / "mlp.onnx", "--arch", "sm_90a", "--quantize", "int8", "--calibrate", "x.npz")
     made = run(*build, "--calibration", "c.json", "--verify", "--max-error", "4e-2")
     assert made.code == 0, made.err
@@ -690,6 +690,7 @@ def test_light_model(path, run, tmp_path):
         assert relative_error(np.load(tmp_path / "y.npy"), truth[proto.graph.output[0].name]) <= 1e-2
 
 
+@thorough
 def test_a_model_beyond_fp16_runs_in_fp32(run, tmp_path):
     proto = onnx.load(LIGHT / "light_resnet50.onnx")
     write_plan(without_code(proto, ("sm_80",), precision="fp32"), tmp_path / "m.plan")

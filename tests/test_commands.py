@@ -138,6 +138,8 @@ def test_errors_are_json_where_results_are(
     ("command", "args", "says"),
     [
         ("tccompile", "m.onnx --fp16", "--precision fp16"),
+        ("tccompile", "m.onnx --precision fp8", "Here it is --quantize fp8 --calibrate DATA.npz"),
+        ("tccompile", "m.onnx --quantize fp16", "Here it is --precision fp16"),
         ("tccompile", "--onnx=m.onnx --saveEngine=m.plan", "tccompile MODEL.onnx"),
         ("tccompile", "m.onnx --optShapes=x:1x3", "--entry"),
         ("tccompile", "run m.plan", "If no file is meant: tcrun MODEL.plan"),
@@ -160,7 +162,7 @@ def test_no_hint_is_about_an_option_that_there_is() -> None:
     options = {o: c for c in (cli.tccompile, cache, cli.tcrun, cli.tcinspect, cli.tcrefit) for p in c.params for o in (*p.opts,)}
     both = [o for o in foreign.SAID if o in {o for p in cli.tccompile.params for o in p.opts}]
     assert not both
-    for said in (*foreign.SAID.values(), *foreign.COMMANDS.values()):
+    for said in (*foreign.SAID.values(), *foreign.VALUES.values(), *foreign.COMMANDS.values()):
         for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", said):
             assert option in options, said
 

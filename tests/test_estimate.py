@@ -19,8 +19,8 @@ from tccompile.pipeline import to_program
 from tccompile.precision import ranges
 from tccompile.precision.estimate import estimated
 from tccompile.precision.ranges import activations
-from tests.gpu.cases import CASES
 from tests.gpu.cases import program_of as program_of_case
+from tests.kernels.support import few_of
 from tests.networks import feeds, skeleton
 from tests.plans import without_code
 from tests.rewrites.common import Net
@@ -184,7 +184,8 @@ def test_a_network_in_range_stays_fp16_by_estimate_too(monkeypatch):
 
 @pytest.fixture(scope="module")
 def small() -> list[Program]:
-    return sorted(map(program_of_case, CASES), key=lambda p: max(t.size for t in p.tensors.values()))
+    cases = (case for kind in OPS for case in few_of(kind))
+    return sorted(map(program_of_case, cases), key=lambda p: max(t.size for t in p.tensors.values()))
 
 
 @pytest.mark.parametrize("kind", OPS)

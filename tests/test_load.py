@@ -541,7 +541,7 @@ FAST = ("resnet18", "googlenet", "densenet121", "mobilenet_v2", "espcn_x3", "dee
 EVERY = [n for n in CONVOLUTIONAL + RECURRENT + OTHERS if n not in ("vgg16", "resnet50", "vit_b_16")]
 
 
-@pytest.mark.parametrize("name", usually(EVERY, "resnet18", "mobilenet_v2", "lstm_lm", "bert_base"))
+@pytest.mark.parametrize("name", usually(EVERY, "resnet18", "mobilenet_v2"))
 def test_networks(name):
     """Every network loads and is rewritten; the lighter ones are compared with ONNX Runtime, and their recipes evaluated."""
     model = skeleton(name)
@@ -566,7 +566,7 @@ def test_networks(name):
 LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("light_*.onnx"))
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", usually(LIGHT, 0, 7), ids=lambda p: p.stem)
 def test_light_models(path):
     graph = rewrite(load(path))
     ops = Counter(n.op for n in graph.nodes)

@@ -18,11 +18,12 @@ from tccompile.rewrites import rewrite
 from tests.networks import feeds, reference, relative_error, skeleton
 from tests.ops.common import agrees
 from tests.rewrites.common import Net
+from tests.tiers import usually
 
 NEWEST = {"opset_imports": [helper.make_opsetid("", 23)], "ir_version": 10}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "googlenet"])
+@pytest.mark.parametrize("name", usually(["resnet18", "mobilenet_v2", "googlenet"], "mobilenet_v2"))
 def test_networks(name: str) -> None:
     model = skeleton(name)
     program = lower(rewrite(load(model)))

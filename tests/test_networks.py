@@ -51,7 +51,7 @@ def network(name: str) -> onnx.ModelProto:
     return model
 
 
-USUAL = ("resnet18", "mobilenet_v2", "espcn_x3", "deepspeech_gru", "lstm_lm")
+USUAL = ("resnet18", "mobilenet_v2", "deepspeech_gru")
 
 
 @pytest.mark.parametrize("name", usually(CONVOLUTIONAL + RECURRENT, *USUAL))

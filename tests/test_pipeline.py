@@ -43,6 +43,7 @@ def plan(espcn) -> tccompile.Plan:
     ("arguments", "says"),
     [
         ({"archs": "sm_86"}, r"archs is a list of names, as \['sm_86'\]"),
+        ({"precision": "fp8"}, "no precision stores everything in fp8: quantize fp8, with real inputs"),
         ({"fp32": "conv"}, r"fp32 is a list of names, as \['conv'\]"),
         ({"shapes": {"x": "1x3x8x8"}}, r"the shape of 'x' must be integers, as \{'x': \(1, 3, 224, 224\)\}, not '1x3x8x8'"),
         ({"shapes": {"x": (None, 3)}}, "the shape of 'x' must be integers"),

@@ -319,7 +319,7 @@ def test_random_damage():
     """Flipped bits, cut ends, lost and repeated pieces: refused, or nothing that matters was hit."""
     rng = random.Random(1)
     refused = 0
-    for _ in range(600):
+    for _ in range(200):
         data = bytearray(FILE)
         at, n = rng.randrange(len(data)), rng.choice((1, 2, 17, 300))
         match rng.randrange(5):
@@ -336,7 +336,7 @@ def test_random_damage():
         result = outcome(bytes(data))
         refused += result is None
         assert result in (None, FILE)
-    assert refused > 300
+    assert refused > 100
 
 
 # --- Limits ----------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from tccompile.ir.limits import check_program
 from tccompile.ir.ops import OPS, Op, Resize, Rnn, Scatter
 from tccompile.ir.ops.op import Ref
 from tccompile.ir.program import Program
-from tests.gpu.cases import CASES, program_of
+from tests.gpu.cases import program_of
+from tests.kernels.support import few_of
 
 
 @pytest.fixture(scope="module")
 def programs() -> list[Program]:
-    return list(map(program_of, CASES))
+    return [program_of(case) for kind in OPS for case in few_of(kind)]
 
 
 @pytest.mark.parametrize("wrong", [str, tuple[str, ...], str | None, Ref | int, dict[str, int]])

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.dump import Dump
@@ -75,7 +76,7 @@ from tccompile.refit.plan import refitted
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import Choice, schedule
 from tccompile.schedule.timings import NO_TIMINGS
-from tccompile.stages import quantize, times
+from tccompile.stages import budget, quantize, times
 from tccompile.stages.measure import inputs_of
 from tccompile.stages.quantize import calibrated, formats_of
 from tccompile.stages.quantized_notes import quantization_notes
@@ -608,6 +609,38 @@ def test_what_is_stated_is_the_largest_error_of_up_to_eight_inputs(count: int, h
     assert found.off.largest == pytest.approx(max(relative_error(a["t0"], b["t0"]) for a, b in zip(got, exact, strict=True)))
 
 
+def test_a_choice_that_eight_inputs_leave_open_is_run_on_more() -> None:
+    whole = chosen(residual(), 5e-2, count=40)
+    assert len(whole.layers) == 3 and whole.runs == 8
+    assert whole.off.largest < 0.85 * whole.off.expected
+    more = chosen(residual(), 0.9 * whole.off.expected, count=40)
+    assert len(more.layers) == 3 and more.runs == 32 and more.off.expected < 0.9 * whole.off.expected
+    assert len(chosen(residual(), 0.9 * whole.off.expected, count=8).layers) < 3
+    assert len(chosen(residual(), 0.5 * whole.off.expected, count=40).layers) < 3
+
+
+def test_halves_are_measured_by_as_many_inputs_as_bytes_were(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(quantize, "step_times", lambda graph, archs, **_: {archs[0]: eight(graph)})
+    measured, of_runs = list[int](), budget.within
+
+    def within(program: Program, bound: float, raising: Any, spreads: Any, runs: Any, *more: Any) -> Any:
+        measured.append(len(runs))
+        return of_runs(program, bound, raising, spreads, runs, *more)
+
+    monkeypatch.setattr(budget, "within", within)
+    net, told = perceptron(8, 64), Told()
+    options = Options(archs=("sm_90a",), quantize="int8", calibrate=saved(net, tmp_path / "d.npz", 40))
+    opened = read(net.model())
+    loose = calibrated(opened, options)
+    for found, allowed in ((loose, 5e-2), (None, 0.95 * loose.off.expected)):
+        tight = replace(options, max_error=allowed)
+        found = found or calibrated(opened, tight)
+        program = to_program(opened, {}, tight, Dump(None), told=told, calibration=found)
+        assert len(found.layers) == 2 and found.runs == measured[-1]
+        assert "nothing had to be raised for it" in told.notes[-1] and not program.storage
+    assert measured == [8, 32]
+
+
 def test_inputs_that_are_not_finite_keep_a_layer_in_floats() -> None:
     net = Net(x=(4, 32))
     net.out(net("MatMul", net("Log", "x"), net.normal(32, 16)))
@@ -839,7 +872,7 @@ def downsampled() -> Net:
 
 @pytest.mark.parametrize(
     ("slower", "bound", "names"),
-    [((), 1.0, ["t4", "t5"]), (("t4",), 1.0, ["t5"]), ((), 0.0, []), (("t4", "t5"), 1.0, [])],
+    usually([((), 1.0, ["t4", "t5"]), (("t4",), 1.0, ["t5"]), ((), 0.0, []), (("t4", "t5"), 1.0, [])], 1, 2),
     ids=["both", "the one that is stored", "beyond the bound", "neither is faster"],
 )
 def test_what_is_only_added_to_another_result_is_in_bytes_too(slower: tuple, bound: float, names: list[str]) -> None:
@@ -1060,7 +1093,7 @@ def test_what_a_file_says_of_tensors_that_are_others_here_is_refused() -> None:
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def perceptron(rows: int = 256, width: int = 1024) -> Net:
+def perceptron(rows: int = 256, width: int = 768) -> Net:
     net, scale = Net(x=(rows, width)), width**-0.5
     h = net("Relu", net("Gemm", "x", net.normal(width, width, scale=scale), net.normal(width), transB=1))
     return net.out(net("Gemm", h, net.normal(width, width, scale=scale), net.normal(width), transB=1))
@@ -1086,6 +1119,19 @@ def test_quantizing_by_data_and_then_by_the_file(tmp_path: Path) -> None:
             DType.U8,
         ]
     assert repr(programs[0]) == repr(programs[1])
+    calibrated(read(trained_on(model, 0.02)), later)
+    with pytest.raises(InputError, match="of other weights: the model's differ in 2 of 2 products"):
+        calibrated(read(trained_on(model, 1.0)), later)
+
+
+def trained_on(model: onnx.ModelProto, moved: float) -> onnx.ModelProto:
+    """The model with weights that so much of their deviation is added to."""
+    rng, other = np.random.default_rng(1), onnx.ModelProto()
+    other.CopyFrom(model)
+    for t in other.graph.initializer:
+        w = numpy_helper.to_array(t)
+        t.CopyFrom(numpy_helper.from_array((w + moved * np.std(w) * rng.standard_normal(w.shape)).astype(w.dtype), t.name))
+    return other
 
 
 def block() -> Net:
@@ -1583,12 +1629,13 @@ def test_sums_that_integers_cannot_hold_are_of_floats(tmp_path: Path) -> None:
 
 def test_new_inputs_get_a_margin_that_few_inputs_make_wide() -> None:
     rng = np.random.default_rng(0)
-    for count, spread in ((1, 0.25), (2, 0.25), (8, 0.25), (8, 0.05), (8, 0.5)):
+    for count, spread in ((1, 0.25), (2, 0.25), (8, 0.25), (8, 0.05), (8, 0.5), (32, 0.25), (32, 0.5)):
         trials = np.exp(spread * rng.standard_normal((2000, count + 1)))
         within_ = np.array([new <= expected([*seen]) for *seen, new in trials])
         assert within_.mean() > 0.97, (count, spread)
     assert expected([1.0]) > 2 * expected([1.0] * 8) > 2
-    assert of_new([1.0], 1) == expected([1.0]) and of_new([1.0], 99) == expected([1.0] * 8)
+    assert 1.2 < expected([1.0] * 32) < 0.85 * expected([1.0] * 8)
+    assert of_new([1.0], 1) == expected([1.0]) and of_new([1.0], 99) == expected([1.0] * 32)
     assert of_new([1.0, 2.0], 3) == expected([1.0, 2.0, 1.0]) and of_new([1.0, 2.0], 0) == expected([1.0, 2.0])
     assert expected([0.0, 0.0]) == 0.0 and math.isnan(expected([1.0, math.nan])) and math.isnan(expected([math.inf]))
 

@@ -19,6 +19,7 @@ from tccompile.load.opset import NEWEST, OLDEST
 from tccompile.plan import FORMAT_VERSION
 from tests.gpu.cases import CASES
 from tests.pages import commands
+from tests.tiers import thorough
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,6 +90,7 @@ def test_times_are_those_of_the_benchmarks():
         assert all(re.search(rf"\b{re.escape(time)}\b", rival) for time in re.findall(r"\d\.\d+", tensorrt)), tensorrt
 
 
+@thorough
 def test_the_design_s_table_of_kernels():
     """All kernels, and from which generation on each runs an op of the cases that GPUs are tested by."""
     rows = re.findall(r"^\| [\w ,]*\| (`.*) \| (\w+) \|$", page("docs/design/kernels.md"), re.MULTILINE)

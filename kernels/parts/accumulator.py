@@ -277,6 +277,7 @@ class PromotedBlocks(Part):
     steps  of these taps
     times  how often there are such, along and down
     apart  bytes of the left operand from some taps to the next along, and to the first of those below; and of the right one
+    pairs  whether the sums of two such are made at once; of an odd number of these, the first are by themselves
     """
 
     def __init__(
@@ -288,20 +289,39 @@ class PromotedBlocks(Part):
         kinds: tuple[str, str],
         times: tuple[int, int],
         apart: tuple[int, int, int],
+        pairs: bool = False,
     ) -> None:
         super().__init__()
         (left_half, right_half), (along, down) = descriptors, times
-        add, (next_along, next_down, next_right) = hw.multiply_added(columns, steps, kinds, places), (n >> 4 for n in apart)
+        next_along, next_down, next_right = (n >> 4 for n in apart)
+        add, second = hw.multiply_added(columns, (steps,), kinds, places), tuple((a, b + apart[2]) for a, b in steps)
+        add_two = hw.multiply_added(columns, (steps, second), kinds, places) if pairs else None
+        odd, each = pairs and along * down % 2 == 1, 2 if pairs else 1
+
+        @inline
+        def further(a, column):
+            a, column = a + u64(next_along), i32(column + 1)
+            if column == along:
+                a, column = a + u64(next_down - along * next_along), i32(0)
+            return a, column
 
         @inline
         def multiply(acc, left, right, more):
             a, b, column = hw.operand(u64(left_half), left), hw.operand(u64(right_half), right), i32(0)
             rounds = hw.computed(i32(along * down))  # a loop, as there are no registers for what several rounds have made
+            if odd:
+                acc = add(acc, (a,), b)
+                a, column = further(a, column)
+                b, rounds = b + u64(next_right), i32(rounds - 1)
             while rounds > 0:
-                acc = add(acc, a, b)
-                a, b, column, rounds = a + u64(next_along), b + u64(next_right), i32(column + 1), i32(rounds - 1)
-                if column == along:
-                    a, column = a + u64(next_down - along * next_along), i32(0)
+                if pairs:
+                    first = a
+                    a, column = further(a, column)
+                    acc = add_two(acc, (first, a), b)
+                else:
+                    acc = add(acc, (a,), b)
+                a, column = further(a, column)
+                b, rounds = b + u64(each * next_right), i32(rounds - each)
             return acc
 
         @inline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tccompile.kernels import epilogue
 from tccompile.kernels.parts.results import Params, Results, landing, taking
@@ -23,104 +23,136 @@ class Boxes(Results):
     """
 
     def __init__(self, shape: tuple[int, int], columns: int, span: int, staging: Staging, params: Params) -> None:
-        added = staging.landed is not None
-        lanes = epilogue.Form.decoded(params).lanes
-        if lanes == NEIGHBOURS:
-            place, put_32, extra = rows_by_eight(staging.result * columns, added, params)
+        box = Box(staging.result, columns, span, epilogue.Form.decoded(params).lanes, staging.landed is not None)
+        if box.lanes == NEIGHBOURS:
+            place, put, extra = rows_by_eight(box.line, box.added, params)
         else:
-            place, put_16, extra = rows_of_boxes(staging, columns, params)
-        maps = 1 + added
-        super().__init__(params, maps, extra)
-        (bm, wide), each, landed = shape, staging.each, staging.landed or 0
-        result, line = staging.result, staging.result * columns  # bytes of a result, and of a box's row
-        chunks, spans, box_bytes = wide // columns, columns // span, 16 * line
-        early, part_bytes = staging.tiles > 1, each // staging.tiles
-        rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
-        take, box_read, boxes_read = taking(wide, span, staging.sums, params), hw.boxes_read(BOXES - 1), hw.boxes_read(0)
-        part_of, barrier_of, phase, after = _turns(staging)
+            place, put, extra = rows_of_boxes(staging, columns, params)
+        super().__init__(params, 1 + box.added, extra)
+        take, spans = taking(shape[1], span, staging.sums, params), columns // span
+        boxes = [
+            _put_box(number, box, all_of([_put_span(number * spans + i, box, take, put) for i in range(spans)]))
+            for number in range(shape[1] // columns)
+        ]
+        self.finish, self.drain = _finish(shape, box, staging, place, _in_turn(boxes)), drain_boxes()
+        if box.added:
+            self.init = landing(shape[0] // 16 * staging.tiles, staging.landed or 0)
+            self.ask, self.early = _ask(shape, box, staging), staging.tiles > 1
 
-        def put_span(number: int) -> Any:
-            """Columns from `span` times the number on, of all of the tile's: their place in a box is known here."""
-            inside, column = number % spans * (result * span), number * span
 
-            @inline
-            def put_16_columns(acc, at, c, e):
-                put_16(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
+class Box(NamedTuple):
+    """16 rows of a warp: bytes of a result, columns of a box and of what is taken from the accumulators at once, neighbours that
+    a lane has of them, and whether something is added to results."""
 
-            @inline
-            def put_32_columns(acc, at, c, e):
-                values = take(acc, i32(number))
-                put_16(values, u32(at ^ inside), i32(c + column), e)
-                put_16(values[8:], u32(at ^ (inside + 16 * result)), i32(c + column + 16), e)
+    result: int
+    columns: int
+    span: int
+    lanes: int
+    added: bool
 
-            @inline
-            def put_eights(acc, at, c, e):
-                put_32(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
+    @property
+    def line(self) -> int:
+        """Bytes of a row."""
+        return self.result * self.columns
 
-            return put_eights if lanes == NEIGHBOURS else put_32_columns if span == 32 else put_16_columns
+    @property
+    def bytes(self) -> int:
+        return 16 * self.line
 
-        def put_box(number: int) -> Any:
-            """The box of these columns, and its way to memory."""
-            spans_of_box = all_of([put_span(number * spans + i) for i in range(spans)])
 
-            @inline
-            def put(acc, own, at, where, lane, turn, e):
-                first, n, batch = where
-                box = u32((number if added else turn) * box_bytes)
-                if not added:
-                    if lane == 0:
-                        box_read()
-                    cuda.syncwarp()
-                spans_of_box(acc, u32(at + box), i32(n + (lane & 3) * lanes), e[maps:])
-                hw.fence_copies()
-                cuda.syncwarp()
-                if lane == 0:
-                    hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
-                if not added:
-                    turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
-                return turn
+def _put_span(number: int, box: Box, take: Any, put: Any) -> Any:
+    """The device function (acc, at, c, e) for columns from `span` times the number on, of all of the tile's: their place in a box
+    is known here. `put` takes 16 of them, or by eight neighbours 32."""
+    result, span = box.result, box.span
+    inside, column = number % (box.columns // span) * (result * span), number * span
 
-            return put
+    @inline
+    def put_once(acc, at, c, e):
+        put(take(acc, i32(number)), u32(at ^ inside), i32(c + column), e)
 
-        put_all = _in_turn([put_box(number) for number in range(chunks)])
+    @inline
+    def put_twice(acc, at, c, e):
+        values = take(acc, i32(number))
+        put(values, u32(at ^ inside), i32(c + column), e)
+        put(values[8:], u32(at ^ (inside + 16 * result)), i32(c + column + 16), e)
 
-        @inline
-        def finish(acc, read, thread, tile, turn, e):
-            base, warp, lane, _, _ = thread
-            number, rows, row_tile, column_tile = tile
-            m, n = i32(row_tile * bm), i32(column_tile * wide)
-            row, of_row, inside = place(lane)
-            first, key = i32(m + warp * 16), i32((row >> rows_alike) & (line // 16 - 1))
-            own = part_of(base, warp, turn)
-            at = u32(own + row * line + (of_row ^ key) * 16 + inside)
-            if first < rows:
-                if added:
-                    hw.barrier_wait(barrier_of(base, warp, turn), phase(turn))
-                turn = put_all(acc, own, at, (first, n, number), lane, turn, e)
-                if added and not early:
-                    turn = after(turn)
-            if early:
+    return put_twice if span == 32 and box.lanes != NEIGHBOURS else put_once
+
+
+def _put_box(number: int, box: Box, put_spans: Any) -> Any:
+    """The device function (acc, own, at, where, lane, turn, e) → turn for the box of this number, and its way to memory."""
+    added, lanes, columns, box_bytes = box.added, box.lanes, box.columns, box.bytes
+    box_read, maps = hw.boxes_read(BOXES - 1), 1 + added
+
+    @inline
+    def put(acc, own, at, where, lane, turn, e):
+        first, n, batch = where
+        box = u32((number if added else turn) * box_bytes)
+        if not added:
+            if lane == 0:
+                box_read()
+            cuda.syncwarp()
+        put_spans(acc, u32(at + box), i32(n + (lane & 3) * lanes), e[maps:])
+        hw.fence_copies()
+        cuda.syncwarp()
+        if lane == 0:
+            hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
+        if not added:
+            turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
+        return turn
+
+    return put
+
+
+def _finish(shape: tuple[int, int], box: Box, staging: Staging, place: Any, put_all: Any) -> Any:
+    """`finish` of boxes."""
+    (bm, wide), line, added, early = shape, box.line, box.added, staging.tiles > 1
+    rows_alike = 8 - line.bit_length()  # logarithm of a box's rows in 128 bytes, which swizzles take alike
+    part_of, barrier_of, phase, after = _turns(staging)
+
+    @inline
+    def finish(acc, read, thread, tile, turn, e):
+        base, warp, lane, _, _ = thread
+        number, rows, row_tile, column_tile = tile
+        m, n = i32(row_tile * bm), i32(column_tile * wide)
+        row, of_row, inside = place(lane)
+        first, key = i32(m + warp * 16), i32((row >> rows_alike) & (line // 16 - 1))
+        own = part_of(base, warp, turn)
+        at = u32(own + row * line + (of_row ^ key) * 16 + inside)
+        if first < rows:
+            if added:
+                hw.barrier_wait(barrier_of(base, warp, turn), phase(turn))
+            turn = put_all(acc, own, at, (first, n, number), lane, turn, e)
+            if added and not early:
                 turn = after(turn)
-            return turn
+        if early:
+            turn = after(turn)
+        return turn
 
-        @inline
-        def ask(thread, tile, turn, e):
-            """Once the boxes of the tile before have been read."""
-            base, warp, lane, _, _ = thread
-            number, rows, row_tile, column_tile = tile
-            m, n = i32(row_tile * bm), i32(column_tile * wide)
-            first, own, barrier = i32(m + warp * 16), part_of(base, warp, turn), barrier_of(base, warp, turn)
-            if lane == 0 and first < rows:
-                boxes_read()
-                hw.barrier_expect(barrier, part_bytes)
-                for chunk in range(chunks):
-                    hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
-            elif early and lane == 0:  # a tile without rows for the warp has its turn, too
-                hw.barrier_arrive(barrier)
+    return finish
 
-        self.finish, self.drain = finish, drain_boxes()
-        if added:
-            self.init, self.ask, self.early = landing(bm // 16 * staging.tiles, landed), ask, early
+
+def _ask(shape: tuple[int, int], box: Box, staging: Staging) -> Any:
+    """`ask` of boxes to which something is added, once those of the tile before have been read."""
+    (bm, wide), columns, box_bytes, early = shape, box.columns, box.bytes, staging.tiles > 1
+    chunks, part_bytes, boxes_read = wide // columns, staging.each // staging.tiles, hw.boxes_read(0)
+    part_of, barrier_of, _, _ = _turns(staging)
+
+    @inline
+    def ask(thread, tile, turn, e):
+        base, warp, lane, _, _ = thread
+        number, rows, row_tile, column_tile = tile
+        m, n = i32(row_tile * bm), i32(column_tile * wide)
+        first, own, barrier = i32(m + warp * 16), part_of(base, warp, turn), barrier_of(base, warp, turn)
+        if lane == 0 and first < rows:
+            boxes_read()
+            hw.barrier_expect(barrier, part_bytes)
+            for chunk in range(chunks):
+                hw.copy_box(u32(own + chunk * box_bytes), e[1], barrier, i32(n + chunk * columns), first, number)
+        elif early and lane == 0:  # a tile without rows for the warp has its turn, too
+            hw.barrier_arrive(barrier)
+
+    return ask
 
 
 def all_of(steps: Sequence[Any]) -> Any:

@@ -152,12 +152,11 @@ def _overlapped(ring: Any, product: Any, results: Any, added: bool, short: bool)
                 ring.release(before)
             slot, parity = ring.advance(slot, parity)
             acc = product.add_last(acc, odd)
-            if leads:
-                ring.release(held)
+            before = held
         else:
             acc = product.add_last(acc, even)
-            if leads:
-                ring.release(before)
+        if leads:  # not in both branches: where they meet, the compiler would take `slot` for the thread's own
+            ring.release(before)
         return acc, slot, parity
 
     return sum_up

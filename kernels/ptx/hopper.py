@@ -352,37 +352,43 @@ def multiply(
 
 
 @cache
-def multiply_added(n: int, steps: tuple[tuple[int, int], ...], kinds: tuple[str, str], places: tuple[int, ...]) -> Any:
-    """acc = multiply_added(acc, a, b): products whose sums are rough, made by themselves and added to `acc` when it returns. The
-    compiler would add later by itself, and keep what several of these have made.
+def multiply_added(
+    n: int, parts: tuple[tuple[tuple[int, int], ...], ...], kinds: tuple[str, str], places: tuple[int, ...]
+) -> Any:
+    """acc = multiply_added(acc, lefts, b): products whose sums are rough, made by themselves and added to `acc` when it returns.
+    The compiler would add later by itself, and keep what several of these have made.
 
     acc     a tuple of sums for each block of 64 rows of A
+    parts   steps, as `multiply` has them, for each of so many `lefts`, from which A's offsets count
     places  bytes from A's start to each block; the rest as `multiply` has it
     """
-    atom, each, blocks = group_atom(*kinds), n // 2, len(places)
+    atom, each, blocks, lefts = group_atom(*kinds), n // 2, len(places), len(parts)
     count = blocks * each
     lines, adds = [f".reg .f32 {', '.join(f's{i}' for i in range(count))};", ".reg .b64 at;"], []
     for number, place in enumerate(places):
         names = [f"s{number * each + i}" for i in range(each)]
-        lines.append(f"add.s64 at, ${count}, {place >> 4};")
-        made = _wgmmas(atom, n, steps, (True, True), kinds, (f"{{{', '.join(names)}}}", "at", f"${count + 1}"), "0")
-        lines += made if number == 0 else [line for line in made if not line.startswith(".reg")]
-        adds.append(f"wgmma.wait_group.sync.aligned {blocks - 1 - number};")
+        for left, steps in enumerate(parts):
+            lines.append(f"add.s64 at, ${count + left}, {place >> 4};")
+            operands = f"{{{', '.join(names)}}}", "at", f"${count + lefts}"
+            made = _wgmmas(atom, n, steps, (True, True), kinds, operands, "1" if left else "0")
+            lines += [line for line in made if not line.startswith(".reg")] if number or left else made
+        adds.append(f"wgmma.wait_group.sync.aligned {lefts * (blocks - 1 - number)};")
         adds += [f"add.f32 ${name[1:]}, ${name[1:]}, {name};" for name in names]
     text = f"{{ {' '.join([*lines, *adds])} }}"
-    constraints = ",".join([*["=f"] * count, "l", "l", *map(str, range(count)), "~{memory}"])
+    constraints = ",".join([*["=f"] * count, *["l"] * (lefts + 1), *map(str, range(count)), "~{memory}"])
     kind = types.Tuple((types.Tuple((f32,) * each),) * blocks)
 
     @intrinsic
-    def multiplied(typingctx, acc, a, b):
+    def multiplied(typingctx, acc, of_lefts, b):
         def codegen(context, builder, sig, args):
             sums = [value for block in unpacked(builder, args[0], blocks) for value in unpacked(builder, block, each)]
-            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [v.type for v in (*args[1:], *sums)])
-            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [*args[1:], *sums])
+            given = [*unpacked(builder, args[1], lefts), args[2]]
+            function = ir.FunctionType(ir.LiteralStructType([ir.FloatType()] * count), [v.type for v in (*given, *sums)])
+            done = builder.call(ir.InlineAsm(function, text, constraints, side_effect=True), [*given, *sums])
             values = unpacked(builder, done, count)
             return packed(builder, [packed(builder, values[i : i + each]) for i in range(0, count, each)])
 
-        return kind(kind, u64, u64), codegen
+        return kind(kind, types.UniTuple(u64, lefts), u64), codegen
 
     return multiplied
 

@@ -54,6 +54,9 @@ BOXES_OF_BYTES = "fitted to 75 times of 14 depthwise layers on an H200; those of
 DEPTHWISE_SM90 = "fitted to the times of 2,900 configs of 65 layers on an H200"
 GEMV_PACKED = "fitted to 300 times of 45 products with weights of 4 and 8 bits on an H200"
 ZOO_BYTES = "fitted to 2000 times of 130 convolutions of the zoo at batch 32 in int8 and E4M3, on an H200"
+ZOO_ROUGH = (
+    "fitted to 1,200 times of 179 convolutions of the zoo at batch 32 in E4M3, on an H200; choices 2 % slower than the best"
+)
 THIN = "35 times of 27 products in E4M3 on an H200"
 GEMV = "products with few rows, many of them short, on an H200"
 DEEP = "512 columns by K of 500,000, 1 to 4 rows, on an H200"
@@ -289,7 +292,11 @@ H200 = Rates(
         rough=Rate(1.1, "of the time", "by count of instructions", "2026-11-26"),
         rough_alone=Rate(1.25, "of the time", "by count of instructions", "2026-11-26"),
         rough_us=Rate(0.055, "µs", "6 products of 128 and 197 rows on an H200", "2026-11-26"),
-        overlapping=Rate(0.34, "of the time", ZOO_BYTES, "2026-11-26"),
+        overlapping=Rate(0.2, "of the time", ZOO_ROUGH, "2026-11-27"),
+        filled_us=Rate(0.15, "µs", ZOO_ROUGH, "2026-11-27"),
+        spare=Rate(12, "multiprocessors", ZOO_ROUGH, "2026-11-27"),
+        beside=Rate(0.9, "of the time", ZOO_ROUGH, "2026-11-27"),
+        in_turn=Rate(0.9, "of the time", "60 times of 25 convolutions of the zoo at batch 32 in E4M3, on an H200", "2026-11-27"),
         shared_rows=Rate(0.93, "of the time", "4096³ and 8192³ in E4M3, weights 2:4, on an H200", "2026-11-26"),
         narrow_gathering=Rate(1.8, "of the time", ZOO_BYTES, "2026-11-26"),
         teams=Rate(1.3, "of the time", "2 products of 4096 and 6304 rows on an H200", "2026-11-26"),

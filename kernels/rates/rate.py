@@ -491,6 +491,15 @@ class GemmSm90:
     """More for a stage of floats of 8 bits, of which a warpgroup adds up the sums."""
     overlapping: Rate
     """What is left of that where sums are added up while the next are made."""
+    filled_us: Rate
+    """More where sums are rough and one wave of blocks leaves less than `spare` multiprocessors to the next launch."""
+    spare: Rate
+    """So many: see there."""
+    beside: Rate
+    """All that tiles of 8 bits take of which more is stored than copied, where blocks share a multiprocessor: one stores while
+    others multiply."""
+    in_turn: Rate
+    """All that two tiles take which a multiprocessor has in turn, where it copies both at once."""
     shared_rows: Rate
     """All of a stage where two blocks copy half of its rows for each other."""
     narrow_gathering: Rate

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
+
+from tccompile.options import PRECISIONS, QUANTIZATIONS
 
 SAID = {
     "--fp16": "--precision fp16; the default, mixed, is fp16 but where that would lose something",
@@ -56,6 +60,12 @@ SAID = {
 }
 """Options of trtexec, polygraphy and of tools like them."""
 
+VALUES = {
+    **{("--precision", f): f"--quantize {f} --calibrate DATA.npz, which shows how large tensors get" for f in QUANTIZATIONS},
+    **{("--quantize", f): f"--precision {f}" for f in PRECISIONS},
+}
+"""What an option does not take, and another does."""
+
 COMMANDS = {
     "run": "tcrun MODEL.plan INPUT.npz",
     "inspect": "tcinspect MODEL.plan",
@@ -77,8 +87,16 @@ def message_of(error: click.ClickException) -> str:
     message = error.format_message()
     if isinstance(error, click.NoSuchOption) and (said := SAID.get(error.option_name)):
         return f"No such option '{error.option_name}'; here it is {said}"
+    if isinstance(error, click.BadParameter) and error.param and (said := _elsewhere(error.param.opts, error.message)):
+        return f"{message} Here it is {said}"
     if isinstance(error, click.BadParameter) and message.endswith("does not exist."):
         word = message.removesuffix(" does not exist.").rpartition("File ")[2].strip("'")
         if word in COMMANDS:
             return f"{message} If no file is meant: {COMMANDS[word]}"
     return message
+
+
+def _elsewhere(options: Sequence[str], message: str) -> str | None:
+    """What takes the value that an option was refused, which the message begins with."""
+    value = message.split("'")[1] if "'" in message else ""
+    return next((VALUES[o, value] for o in options if (o, value) in VALUES), None)

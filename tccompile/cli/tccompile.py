@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -72,6 +72,51 @@ class Compile(Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+class Asked(TypedDict):
+    """What was asked for: the command's arguments and options, by their names."""
+
+    model: Path
+    output: Path | None
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    shape_texts: Sequence[str]
+    entry_texts: Sequence[str]
+    size_texts: Sequence[str]
+    arch: str | None
+    precision: str
+    fp32: Sequence[str]
+    calibrate: Path | None
+    quantize: str | None
+    calibration: Path | None
+    max_error: float | None
+    metric: Path | None
+    range_texts: Sequence[str]
+    verify: str | None
+    layers: bool
+    tolerance: float | None
+    nchwc_block: int | None
+    limit_texts: Sequence[str]
+    lora: Path | None
+    lora_scale: float
+    names: Path | None
+    ops: Sequence[Path]
+    max_vram: str | None
+    max_plan_size: str | None
+    require_tensor_cores: str | None
+    max_latency: str | None
+    no_fp32: bool
+    strip_weights: bool
+    check: bool
+    explain: bool
+    dump: Path | None
+    timing_cache: Path | None
+    tune: bool
+    jobs: int | None
+    quiet: bool
+    verbose: bool
+    as_json: bool
 
 
 @click.command(cls=Compile)
@@ -211,48 +256,7 @@ class Compile(Command):
 @click.option("-v", "--verbose", is_flag=True, help="Print the time of each stage, and what is in the plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the error, as JSON.")
 @click.version_option(__version__, message=VERSION)
-def tccompile(
-    model: Path,
-    output: Path | None,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    shape_texts: Sequence[str],
-    entry_texts: Sequence[str],
-    size_texts: Sequence[str],
-    arch: str | None,
-    precision: str,
-    fp32: Sequence[str],
-    calibrate: Path | None,
-    quantize: str | None,
-    calibration: Path | None,
-    max_error: float | None,
-    metric: Path | None,
-    range_texts: Sequence[str],
-    verify: str | None,
-    layers: bool,
-    tolerance: float | None,
-    nchwc_block: int | None,
-    limit_texts: Sequence[str],
-    lora: Path | None,
-    lora_scale: float,
-    names: Path | None,
-    ops: Sequence[Path],
-    max_vram: str | None,
-    max_plan_size: str | None,
-    require_tensor_cores: str | None,
-    max_latency: str | None,
-    no_fp32: bool,
-    strip_weights: bool,
-    check: bool,
-    explain: bool,
-    dump: Path | None,
-    timing_cache: Path | None,
-    tune: bool,
-    jobs: int | None,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
-) -> int:
+def tccompile(**asked: Unpack[Asked]) -> int:
     """Compile an ONNX model into a plan. Needs no GPU.
 
     Without --arch the plan runs on every supported GPU generation; naming those that you have builds faster.
@@ -265,69 +269,24 @@ def tccompile(
     tcrun model.plan input.npy -o output.npy                 then run it
     tccompile cache --size                                   what is kept for other builds; --clear deletes it
     """
-    if quiet and verbose:
+    model = asked["model"]
+    if asked["quiet"] and asked["verbose"]:
         raise UsageError("--quiet and --verbose contradict each other; give one")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)  # which NumPy reads when it is imported
-    if tune:
-        timing_cache = timing_cache or Path(model.stem + ".timings.json")
     from tccompile.plan.file import is_plan
-    from tccompile.runtime.generations import archs_of
 
     if is_plan(model):
         raise UsageError(f"{model} is a plan already: tcrun runs it, and tcinspect says what is in it")
-    whole_or_part = _part(model, inputs, outputs)
-    options = Options(
-        _entries(whole_or_part, shape_texts, entry_texts),
-        archs_of((arch or "all").split(",")),
-        precision=precision,
-        strip_weights=strip_weights,
-        nchwc_block=nchwc_block,
-        limits=parse_limits(limit_texts),
-        dump=dump,
-        jobs=jobs,
-        timing_cache=timing_cache,
-        tune=tune,
-        fp32=tuple(fp32),
-        calibrate=calibrate,
-        quantize=quantize,
-        calibration=calibration,
-        input_ranges=parse_ranges(range_texts),
-        max_error=max_error,
-        metric=metric,
-        lora=lora,
-        lora_scale=lora_scale,
-        lora_names=names,
-        ranges=parse_sizes(size_texts),
-        ops=tuple(ops),
-    )
-    output = output or Path(model.stem + ".plan")
-    data = None if verify in (None, "-") else Path(str(verify))
-    _check_verify(options, bool(verify), data, layers, tolerance)
-    if not check:
-        _check_outputs(output, model, data, options)
+    whole_or_part = _part(model, asked["inputs"], asked["outputs"])
+    options = _options(asked, whole_or_part)
+    output, data = asked["output"] or Path(model.stem + ".plan"), _data(asked)
+    _check_verify(asked, data)
+    if asked["check"]:
+        need_compiler("compiling")
+        return _check(whole_or_part, options, asked)
+    _check_outputs(output, model, data, options)
     need_compiler("compiling")
-    if check:
-        return _check(whole_or_part, options, as_json, quiet)
-    budgets = _budgets(max_vram, max_plan_size, require_tensor_cores, max_latency, no_fp32)
-    notice = f"building for all {len(options.archs)} GPU generations: {FOR_ALL}" if arch is None else ""
-    from tccompile.pipeline import adapted, compile_model
-    from tccompile.plan.file import write_plan
-
-    with Progress(quiet, verbose, notice) as progress:
-        whole_or_part = adapted(whole_or_part, options)
-        plan = compile_model(whole_or_part, options, progress)
-        if exceeded := _exceeded(plan, budgets, options, as_json, progress):
-            return exceeded
-        verification = _verify(whole_or_part, plan, tolerance, data, layers, options, progress) if verify else None
-        plan = verification.plan if verification else plan
-        if verification is None or verification.passed:
-            write_plan(plan, output)
-    if verification and not verification.passed:
-        return print_verification(verification, as_json, quiet, _way_out(verification, layers, options))
-    if tune and not quiet:
-        say(f"what was measured is in {timing_cache}: --timing-cache {timing_cache} builds the same elsewhere", err=True)
-    _print_plan(plan, output, verification, options, explain, quiet, verbose, as_json)
-    return 0
+    return _build(whole_or_part, output, data, options, asked)
 
 
 FOR_ALL = (
@@ -341,15 +300,81 @@ ONE_THREAD = "1"
 may use fewer than there are, its threads spin for each other, some 10 ms a product, which is most often far smaller than that."""
 
 
-def _budgets(vram: str | None, size: str | None, share: str | None, latency: str | None, no_fp32: bool) -> Budgets:
+def _options(asked: Asked, model: Model) -> Options:
+    """What the compiler is asked for, of a model or a part of one."""
+    timing_cache = asked["timing_cache"]
+    if asked["tune"] and timing_cache is None:
+        timing_cache = Path(asked["model"].stem + ".timings.json")
+    from tccompile.runtime.generations import archs_of
+
+    return Options(
+        _entries(model, asked["shape_texts"], asked["entry_texts"]),
+        archs_of((asked["arch"] or "all").split(",")),
+        precision=asked["precision"],
+        strip_weights=asked["strip_weights"],
+        nchwc_block=asked["nchwc_block"],
+        limits=parse_limits(asked["limit_texts"]),
+        dump=asked["dump"],
+        jobs=asked["jobs"],
+        timing_cache=timing_cache,
+        tune=asked["tune"],
+        fp32=tuple(asked["fp32"]),
+        calibrate=asked["calibrate"],
+        quantize=asked["quantize"],
+        calibration=asked["calibration"],
+        input_ranges=parse_ranges(asked["range_texts"]),
+        max_error=asked["max_error"],
+        metric=asked["metric"],
+        lora=asked["lora"],
+        lora_scale=asked["lora_scale"],
+        lora_names=asked["names"],
+        ranges=parse_sizes(asked["size_texts"]),
+        ops=tuple(asked["ops"]),
+    )
+
+
+def _build(model: Model, output: Path, data: Path | None, options: Options, asked: Asked) -> int:
+    """Compile, hold the plan to its budgets and to ONNX Runtime, write it, and say so; the exit code."""
+    from tccompile.pipeline import adapted, compile_model
+    from tccompile.plan.file import write_plan
+
+    budgets, quiet = _budgets(asked), asked["quiet"]
+    notice = f"building for all {len(options.archs)} GPU generations: {FOR_ALL}" if asked["arch"] is None else ""
+    verification = None
+    with Progress(quiet, asked["verbose"], notice) as progress:
+        model = adapted(model, options)
+        plan = compile_model(model, options, progress)
+        if exceeded := _exceeded(plan, budgets, options, asked["as_json"], progress):
+            return exceeded
+        if asked["verify"]:
+            verification = _verify(model, plan, asked["tolerance"], data, asked["layers"], options, progress)
+            plan = verification.plan
+        if verification is None or verification.passed:
+            write_plan(plan, output)
+    if verification and not verification.passed:
+        return print_verification(verification, asked["as_json"], quiet, _way_out(verification, asked["layers"], options))
+    if options.tune and not quiet:
+        times = options.timing_cache
+        say(f"what was measured is in {times}: --timing-cache {times} builds the same elsewhere", err=True)
+    _print_plan(plan, output, verification, options, asked)
+    return 0
+
+
+def _budgets(asked: Asked) -> Budgets:
     from tccompile.verify.budgets import Budgets, parse_latency, parse_share, parse_size
 
+    vram, size, share, latency = (
+        asked["max_vram"],
+        asked["max_plan_size"],
+        asked["require_tensor_cores"],
+        asked["max_latency"],
+    )
     return Budgets(
         None if vram is None else parse_size(vram),
         None if size is None else parse_size(size),
         None if share is None else parse_share(share),
         None if latency is None else parse_latency(latency),
-        no_fp32,
+        asked["no_fp32"],
     )
 
 
@@ -369,15 +394,22 @@ def _exceeded(plan: Plan, budgets: Budgets, options: Options, as_json: bool, pro
     return code
 
 
-def _check_verify(options: Options, verify: bool, data: Path | None, layers: bool, tolerance: float | None) -> None:
+def _data(asked: Asked) -> Path | None:
+    """The file of inputs that --verify names."""
+    verify = asked["verify"]
+    return None if verify in (None, "-") else Path(str(verify))
+
+
+def _check_verify(asked: Asked, data: Path | None) -> None:
     """Refuse what --verify cannot do, and what says how to verify where nothing is verified."""
+    tolerance, verify = asked["tolerance"], asked["verify"]
     if data is not None and not data.is_file():
         raise UsageError(f"--verify takes a file of inputs, or nothing, not {data}; put MODEL.onnx before it")
     if tolerance is not None and not math.isfinite(tolerance):
         raise UsageError(f"--tolerance {tolerance} is no error that can be measured; give a number such as 1e-2")
-    if (layers or tolerance) and not verify:
+    if (asked["layers"] or tolerance) and not verify:
         raise UsageError("--layers and --tolerance say how to --verify; give it too")
-    if verify and options.metric is not None and tolerance is None:
+    if verify and asked["metric"] is not None and tolerance is None:
         raise UsageError("--verify measures relative errors, of which --metric says nothing: give --tolerance X, too")
 
 
@@ -448,19 +480,11 @@ def _way_out(verification: Verification, layers: bool, options: Options) -> str:
     return "; ".join(way for way, fits in ways.items() if fits) or "its nodes may magnify any rounding, ONNX Runtime's too"
 
 
-def _print_plan(
-    plan: Plan,
-    output: Path,
-    verification: Verification | None,
-    options: Options,
-    explain: bool,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
-) -> None:
+def _print_plan(plan: Plan, output: Path, verification: Verification | None, options: Options, asked: Asked) -> None:
     """Say what was written, and what was compared and explained, if it was."""
     from tccompile.cli import report
 
+    explain, quiet, verbose, as_json = asked["explain"], asked["quiet"], asked["verbose"], asked["as_json"]
     data = {"plan": str(output), "bytes": output.stat().st_size, **report.inspect(plan)}
     sections = report.explain(plan) if explain else []
     if as_json:
@@ -475,14 +499,14 @@ def _print_plan(
         say(report.inspect_text(data) if verbose else report.summary_text(data, None if explain else options.quantize))
 
 
-def _check(model: Model, options: Options, as_json: bool, quiet: bool) -> int:
+def _check(model: Model, options: Options, asked: Asked) -> int:
     """List what a model has that is not supported; the exit code."""
     from tccompile.pipeline import check
 
-    with Progress(quiet or as_json, False) as progress:
+    with Progress(asked["quiet"] or asked["as_json"], False) as progress:
         progress("check", 0, 1)
         found = check(model, options)
-    return _print_check(found, as_json)
+    return _print_check(found, asked["as_json"])
 
 
 def _print_check(report: Report, as_json: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,11 @@ from tccompile.cli.progress import Progress
 from tccompile.cli.verified import TOLERANCE, print_verification
 from tccompile.errors import UsageError
 from tccompile.terminal import json_text, say
+
+if TYPE_CHECKING:
+    from tccompile.load.model import Model
+    from tccompile.plan.file import Plan
+    from tccompile.verify.oracle import Verification
 
 
 @click.command(cls=Command)
@@ -73,16 +79,11 @@ def tcrefit(
         made, model = refitted_as(loaded, Asked(new, was, names, lora, lora_scale))
     verification = None
     if verify:
-        from tccompile.verify import oracle
-
         if model is None:
             raise UsageError(f"--verify runs NEW in ONNX Runtime, and {new} holds weights alone; give the model")
-        bounds = [expected.bound for c in loaded.certificates for expected in c.outputs]
-        ranges = {name: (r.low, r.high) for c in loaded.certificates for name, r in c.ranges.items() if not r.whole}
-        bound = tolerance or max(bounds, default=TOLERANCE["mixed"])
         with Progress(quiet or as_json, False) as progress:
             progress("verify", 0, 1)
-            verification = oracle.verify(model, made, bound, data, input_ranges=ranges)
+            verification = _verified(made, model, loaded, tolerance, data)
         made = verification.plan
         if not verification.passed:
             return print_verification(verification, as_json, quiet, "compile the model with these weights")
@@ -99,3 +100,12 @@ def tcrefit(
         if dropped:
             say("its certificate was of the weights before, and is left out: --verify makes one")
     return 0
+
+
+def _verified(made: Plan, model: Model, was: Plan, tolerance: float | None, data: Path | None) -> Verification:
+    """The plan beside ONNX Runtime, on inputs as the certificates that it had are about, and by the largest of their bounds."""
+    from tccompile.verify import oracle
+
+    bounds = [expected.bound for c in was.certificates for expected in c.outputs]
+    ranges = {name: (r.low, r.high) for c in was.certificates for name, r in c.ranges.items() if not r.whole}
+    return oracle.verify(model, made, tolerance or max(bounds, default=TOLERANCE["mixed"]), data, input_ranges=ranges)

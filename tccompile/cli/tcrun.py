@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -89,7 +89,6 @@ def tcrun(
     from tccompile.ir.feeds import read_arrays
     from tccompile.plan.file import read_plan
     from tccompile.plan.trust import check_trust
-    from tccompile.plan.weights import fill
     from tccompile.runtime.session import Session
 
     if iterations and not (bench or profile):
@@ -100,50 +99,75 @@ def tcrun(
     if trust is not None:
         check_trust(loaded, plan, trust)
     program = loaded.entries[0].program
-    if selftest and (input_file or output or bench or profile):
+    measured = Measured(bench, profile is not None, iterations)
+    if selftest and (input_file or output or measured.anything):
         raise UsageError("--selftest has inputs of its own and prints its own result; run it alone")
-    if input_file is None and program.inputs and not (bench or profile or selftest):
+    if input_file is None and program.inputs and not (measured.anything or selftest):
         raise UsageError(f"give INPUT: a file with {', '.join(map(repr, program.inputs))}")
     _check_results(output, input_file, program)
     feeds: dict[str, Any] | None = {} if not program.inputs else None
     if input_file is not None:
         feeds = read_arrays(input_file, program.inputs)
     if weights is not None:
-        need_compiler("--weights")
-        from tccompile.load.model import sources
-
-        loaded = fill(loaded, sources(weights))
+        loaded = _filled(loaded, weights)
     with (
         Progress(quiet or as_json, False) as progress,
         Session(loaded, device=device, target=target, check_finite=check_finite, ops=ops) as session,
     ):
-        where = session.describe()
         progress("run", 0, 1)
-        if not quiet and not as_json:
-            say(f"on {where}", err=True)
+        if not (quiet or as_json):
+            say(f"on {session.describe()}", err=True)
         if selftest:
             return _selftest(loaded, session, as_json, progress)
-        outputs = {} if feeds is None else dict(zip(program.results, session.run(None, feeds), strict=True))
-        iterations = iterations or ITERATIONS[session.device.partition(":")[0]]
-        progress("measure", 0, 1)
-        if session.device != "cpu":
-            progress.stop()  # what draws it would take the processor between launches, and be measured
-        times = session.bench(iterations, feeds) if bench else None
-        steps = session.profile(iterations, feeds) if profile else None
-        number, ran = _entry_of(session, feeds)
-    if output is not None:
-        _write_outputs(output, outputs)
-        if not quiet and not as_json:
-            written = ", ".join(f"{plain(n)} {'x'.join(map(str, v.shape)) or 'a scalar'}" for n, v in outputs.items())
-            say(f"{output}: {written}")
-    if page is not None and steps is not None:
-        _write_page(page, steps)
-    summaries = [_summary(program.tensors[name], value) for name, value in outputs.items()]
-    result: Json = {"device": where, "outputs": summaries, "entry": number, "inputs": {n: list(s) for n, s in ran.items()}}
-    if output is not None:
-        result["wrote"] = str(output)
-    _print_result(result, times, steps, as_json, quiet=output is not None)
+        ran = _run(session, program, feeds, measured, progress)
+    _write(ran, output, page, quiet or as_json)
+    _print_result(ran, program, output, as_json)
     return 0
+
+
+def _filled(plan: Plan, weights: Path) -> Plan:
+    """The plan with the weights that it leaves out."""
+    need_compiler("--weights")
+    from tccompile.load.model import sources
+    from tccompile.plan.weights import fill
+
+    return fill(plan, sources(weights))
+
+
+class Measured(NamedTuple):
+    """What is to be measured, over how many inferences if somebody said so."""
+
+    bench: bool
+    profile: bool
+    iterations: int | None
+
+    @property
+    def anything(self) -> bool:
+        return self.bench or self.profile
+
+
+class Ran(NamedTuple):
+    """What a session gave: its device in words, outputs by name, milliseconds of inferences and times of steps if they were
+    asked for, and the number and input shapes of the entry that they are of."""
+
+    device: str
+    outputs: Mapping[str, Any]
+    times: Sequence[float] | None
+    steps: Profile | None
+    entry: int
+    inputs: Mapping[str, tuple[int, ...]]
+
+
+def _run(session: Session, program: Program, feeds: dict[str, Any] | None, measured: Measured, progress: Progress) -> Ran:
+    """Run the plan on these inputs, if there are any, and measure it."""
+    outputs = {} if feeds is None else dict(zip(program.results, session.run(None, feeds), strict=True))
+    iterations = measured.iterations or ITERATIONS[session.device.partition(":")[0]]
+    progress("measure", 0, 1)
+    if session.device != "cpu":
+        progress.stop()  # what draws it would take the processor between launches, and be measured
+    times = session.bench(iterations, feeds) if measured.bench else None
+    steps = session.profile(iterations, feeds) if measured.profile else None
+    return Ran(session.describe(), outputs, times, steps, *_entry_of(session, feeds))
 
 
 def _check_files(output: Path | None, page: Path | None, plan: Path, input_file: Path | None, weights: Path | None) -> None:
@@ -193,30 +217,35 @@ def _selftest(plan: Plan, session: Session, as_json: bool, progress: Progress) -
     return VerificationError.exit_code
 
 
-def _write_outputs(path: Path, outputs: dict[str, Any]) -> None:
-    """Write the file whole or not at all."""
+def _write(ran: Ran, output: Path | None, page: Path | None, quiet: bool) -> None:
+    """The files of outputs and of the profile that were asked for, each whole or not at all."""
+    from tccompile.plan.file import whole_file
+
+    if output is not None:
+        with whole_file(output) as file:
+            _write_arrays(file, output.suffix, ran.outputs)
+        if not quiet:
+            say(f"{output}: {', '.join(f'{plain(name)} {_extents(v.shape)}' for name, v in ran.outputs.items())}")
+    if page is not None and ran.steps is not None:
+        from tccompile.cli.profile_page import profile_page
+
+        with whole_file(page) as file:
+            file.write(profile_page(ran.steps).encode())
+
+
+def _write_arrays(file: IO[bytes], suffix: str, arrays: Mapping[str, Any]) -> None:
+    """The only array, or an archive of all of them."""
     import zipfile
 
     import numpy as np
 
-    from tccompile.plan.file import whole_file
-
-    with whole_file(path) as file:
-        if path.suffix != ".npz":
-            np.save(file, next(iter(outputs.values())))
-            return
-        with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
-            for name, value in outputs.items():
-                with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(value))
-
-
-def _write_page(path: Path, steps: Profile) -> None:
-    from tccompile.cli.profile_page import profile_page
-    from tccompile.plan.file import whole_file
-
-    with whole_file(path) as file:
-        file.write(profile_page(steps).encode())
+    if suffix != ".npz":
+        np.save(file, next(iter(arrays.values())))
+        return
+    with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
+        for name, value in arrays.items():
+            with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(value))
 
 
 def _summary(tensor: Tensor, stored: Any) -> Json:
@@ -232,30 +261,39 @@ def _summary(tensor: Tensor, stored: Any) -> Json:
     return {"name": tensor.name, "shape": list(stored.shape), "dtype": tensor.dtype.value, **found}
 
 
-def _print_result(result: Json, times: Sequence[float] | None, steps: Profile | None, as_json: bool, quiet: bool) -> None:
-    """The outputs' summaries, unless `quiet`, the milliseconds of `times`, and the profile."""
+def _print_result(ran: Ran, program: Program, output: Path | None, as_json: bool) -> None:
+    """The outputs' summaries, unless they were written, and what was measured."""
     import numpy as np
 
-    if times is not None:
-        median, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
-        figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(times)}
+    summaries = [_summary(program.tensors[name], value) for name, value in ran.outputs.items()]
+    inputs = {name: list(shape) for name, shape in ran.inputs.items()}
+    result: Json = {"device": ran.device, "outputs": summaries, "entry": ran.entry, "inputs": inputs}
+    if output is not None:
+        result["wrote"] = str(output)
+    if ran.times is not None:
+        median, p90, p99 = (float(np.percentile(ran.times, q)) for q in (50, 90, 99))
+        figures = {"median_ms": median, "p90_ms": p90, "p99_ms": p99, "per_second": 1000 / median, "iterations": len(ran.times)}
         result["bench"] = figures
-    if steps is not None:
-        result["profile"] = steps.to_json()
+    if ran.steps is not None:
+        result["profile"] = ran.steps.to_json()
     if as_json:
         say(json_text(result))
         return
-    for s in () if quiet else result["outputs"]:
+    for s in summaries if output is None else ():
         say(f"{plain(s['name'])}: {s['dtype']}[{', '.join(map(str, s['shape']))}]  {_values_text(s)}")
-    if times is not None:
-        shapes = ", ".join(f"{plain(n)} {'x'.join(map(str, s)) or 'a scalar'}" for n, s in result["inputs"].items())
-        many = f"of {len(times)} inferences; {1000 / median:.1f} a second"
+    if ran.times is not None:
+        shapes = ", ".join(f"{plain(n)} {_extents(s)}" for n, s in ran.inputs.items())
+        many = f"of {len(ran.times)} inferences; {1000 / median:.1f} a second"
         say(f"median {median:.3f} ms, p90 {p90:.3f} ms, p99 {p99:.3f} ms {many}")
-        say(f"of entry {result['entry']}: {shapes or 'no inputs'}")
-    if steps is not None:
+        say(f"of entry {ran.entry}: {shapes or 'no inputs'}")
+    if ran.steps is not None:
         from tccompile.cli.profile_page import profile_text
 
-        say(profile_text(steps))
+        say(profile_text(ran.steps))
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
 
 
 def _values_text(summary: Json) -> str:

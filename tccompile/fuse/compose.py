@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, copies, fits, names, shifted, tidy
-from tccompile.ir.expr import View, canonical_view, identity_view, load, substitute
-from tccompile.ir.extent import worth
+from tccompile.ir.expr import View, canonical_view, identity_view, load, substitute, walk
+from tccompile.ir.extent import same, worth
 from tccompile.ir.ops import Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -14,6 +14,11 @@ from tccompile.ir.types import DType
 
 LARGE, FEW = 1 << 22, 64
 """Of a tensor of so many elements, whoever reads one of so many computes it again, if others need not read it then."""
+
+SHORT, WIDE = 24, 1 << 20
+CHEAP = {"abs", "add", "bit_and", "cast", "const", "div", "less", "load", "max", "min", "mul", "neg", "ratio", "round",
+         "saturate", "sub", "where"}  # fmt: skip
+"""What a number is made of that whoever reads it makes again: so many parts at most, of these, for so many elements at most."""
 
 
 def compose(program: Program) -> Program:
@@ -50,7 +55,8 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     if view.valid and (producer.views[0].valid and producer.views[0].fill != view.fill):
         return None
     y = e.tensors[consumer.y]
-    if len(e.readers[name]) > 1:
+    again = not view.valid and _is_made_again(e, producer, t) and worth(f"{name} again for {consumer.y}", y.size <= WIDE)
+    if len(e.readers[name]) > 1 and not again:
         free = moves_only and (_keeps_lanes(producer.views[0], e.tensors, t) or (split and _is_split(e, t)))
         little = not free and worth(f"a little of {name} for {consumer.y}", t.size >= LARGE and y.size * FEW <= t.size)
         free = free or (little and not _joins_its_producer(e, producer))  # whose result would have two readers
@@ -59,7 +65,7 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     sums = t.dtype in (DType.I8, DType.U8)
     if not moves_only and (consumer.epilogue.expr == load(0) or sums) and _joins_its_producer(e, producer):
         return None  # it becomes an epilogue, and the consumer a view; or sums leave as bytes, to be added to others, say
-    if not moves_only and worth(f"{name} before {consumer.y}", y.size > 2 * t.size):
+    if not moves_only and not again and worth(f"{name} before {consumer.y}", y.size > 2 * t.size):
         return None  # an expansion: compute before it, on fewer elements
     shape = y.shape
     inner = tuple(v.at(view.index, shape) for v in producer.views)
@@ -72,6 +78,18 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
     if not fits(epilogue):
         return None
     return replace(consumer, epilogue=epilogue, nodes=names(producer, consumer))
+
+
+def _is_made_again(e: Editor, op: Pointwise, y: Tensor) -> bool:
+    """Whether an op makes one number of others by so little that whoever reads it makes it again: scales and zero points of what
+    is quantized by its own extremes, say, of which each would be a launch."""
+    parts = {*walk(op.epilogue.expr)}
+    alone = _is_number(y) and all(_is_number(e.tensors[v.tensor]) and not v.valid for v in op.views)
+    return alone and len(parts) <= SHORT and {part.fn for part in parts} <= CHEAP and not _joins_its_producer(e, op)
+
+
+def _is_number(t: Tensor) -> bool:
+    return all(same(n, 1) for n in t.shape)
 
 
 def _joins_its_producer(e: Editor, op: Pointwise) -> bool:
@@ -93,7 +111,7 @@ def _is_split(e: Editor, t: Tensor) -> bool:
     readers = [op for i in e.readers[t.name] if (op := e.ops[i]) is not None]
     if not all(copies(e, op) and not _keeps_lanes(op.views[0], e.tensors, e.tensors[op.y]) for op in readers):
         return False
-    return sum(e.tensors[op.y].size for op in readers) <= t.size
+    return worth(f"{t.name} in parts", sum(e.tensors[op.y].size for op in readers) <= t.size)
 
 
 def _keeps_lanes(view: View, tensors: dict[str, Tensor], y: Tensor) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, channels_of, copies
 from tccompile.fuse.gaps import mixes, with_inputs
+from tccompile.ir.extent import worth
 from tccompile.ir.ops import Conv
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -53,4 +54,4 @@ def _pays(e: Editor, x: Tensor, y: Tensor, readers: list[Conv]) -> bool:
     if x.base is not None or x.inner != 1 or y.inner != 1:
         return False
     for_each = (math.prod(e.program.op_shape(op)) * math.prod(e.tensors[op.w].shape[2:]) for op in readers)
-    return sum(for_each) * (x.shape[1] - y.shape[1]) <= ZEROS * y.size
+    return worth(f"zeros of {y.name}", sum(for_each) * (x.shape[1] - y.shape[1]) <= ZEROS * y.size)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, fits, names, shifted, tidy
 from tccompile.ir.expr import ACC, Expr, canonical_view, identity_view, load, substitute, walk
+from tccompile.ir.extent import worth
 from tccompile.ir.ops import Op, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -30,7 +31,10 @@ def read_integers(program: Program) -> Program:
         if not isinstance(op, Pointwise) or not _dequantizes(e, op):
             continue
         readers = [(at, reader) for at in sorted(e.readers[op.y]) if (reader := e.ops[at]) is not None]
-        if all(isinstance(reader, Pointwise) and e.tensors[reader.y].size <= e.tensors[op.y].size for _, reader in readers):
+        largest = max((e.tensors[reader.y].size for _, reader in readers), default=0)
+        if all(isinstance(reader, Pointwise) for _, reader in readers) and worth(
+            f"{op.y} at once", largest <= e.tensors[op.y].size
+        ):
             continue  # `compose` makes one op of them, or the integers' producer computes all of it
         merged = [(at, _of_integers(e, op, reader)) for at, reader in readers]
         for at, reader in merged if all(reader is not None for _, reader in merged) else ():

@@ -13,6 +13,7 @@ import numpy as np
 
 from tccompile.fuse.editor import Editor, is_concatenated, moves
 from tccompile.ir.expr import View, canonical_view, coord, identity_view
+from tccompile.ir.extent import worth
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -45,12 +46,8 @@ def _parts(e: Editor, op: Op, taken: set[str]) -> list[Op] | None:
     x = e.tensors[view.tensor]
     if x.name in taken or not _writes_its_own(e, x) or x.shape == y.shape or (x.rank, x.inner) != (y.rank, y.inner):
         return None
-    if (
-        any(True for i in view.index for _ in i.elements)
-        or x.size < LARGE
-        or max(y.shape) > LONGEST
-        or y.size - x.size > BORDER * y.size
-    ):
+    pays = x.size >= LARGE and y.size - x.size <= BORDER * y.size
+    if any(True for i in view.index for _ in i.elements) or max(y.shape) > LONGEST or not worth(f"the border of {y.name}", pays):
         return None
     begin = [_run(view, axis, n, y) for axis, n in enumerate(x.shape)]
     if None in begin or (x.inner is not None and x.shape[x.inner] != y.shape[x.inner]):

@@ -29,6 +29,7 @@ from tccompile.ir.expr import (
     identity_view,
     load,
 )
+from tccompile.ir.extent import worth
 from tccompile.ir.ops import Op, Pointwise, Reduce, Scatter
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
@@ -66,7 +67,7 @@ def _made(e: Editor, op: Scatter) -> list[Op] | None:
     if len(along) != 1 or len(through) != y.rank - 1:
         return None
     n, m = y.shape[axis], u.shape[along[0]]
-    if math.prod(y.shape) < LONG * n or n * m > PAIRS or 2 * m < n:
+    if not worth(f"{y.name} by rows", math.prod(y.shape) >= LONG * n and n * m <= PAIRS and 2 * m >= n):
         return None
     (atom, _), = op.at[axis].terms  # fmt: skip
     assert isinstance(atom, Element)

@@ -200,7 +200,8 @@ def quotient(index: Index, divisor: Extent, shape: Shape) -> Index:
     lo, hi = rest.bounds(shape)
     if _simpler("quotient", (rest,), lo // divisor == hi // divisor):
         return whole + lo // divisor
-    if (parts := _scaled(rest, divisor, shape)) is not None:
+    parts = _scaled(rest, divisor, shape)
+    if _simpler("scaled", (rest,), parts is not None) and parts is not None:
         g, high, _ = parts
         return whole + quotient(high, divisor // g, shape)
     match rest:
@@ -215,7 +216,8 @@ def remainder(index: Index, divisor: Extent, shape: Shape) -> Index:
     lo, hi = rest.bounds(shape)
     if _simpler("remainder", (rest,), lo // divisor == hi // divisor):
         return rest - divisor * (lo // divisor)
-    if (parts := _scaled(rest, divisor, shape)) is not None:
+    parts = _scaled(rest, divisor, shape)
+    if _simpler("scaled", (rest,), parts is not None) and parts is not None:
         g, high, low = parts
         return remainder(high, divisor // g, shape) * g + low
     return Index(((Remainder(rest, divisor), 1),))

@@ -72,6 +72,10 @@ def most(extent: Extent) -> int:
     return int(extent.values.max()) if isinstance(extent, Open) else extent
 
 
+Asked = dict[tuple[Callable[[str, bool], bool], str, bool], bool]
+"""Calls of `worth` and `possible`, with what they returned."""
+
+
 @dataclass
 class Decisions:
     """What has been decided by sizes while programs are made that are to be alike, by what it is about.
@@ -79,12 +83,14 @@ class Decisions:
     made        what is worth it
     can         what is possible at all sizes so far; `differs`: some was at some of them only
     everywhere  what is possible at some sizes only is done at none of them
+    asked       the last program's questions, and what was answered: one who asks the same and is told the same makes the same
     """
 
     made: dict[str, bool] = field(default_factory=dict)
     can: dict[str, bool] = field(default_factory=dict)
     differs: bool = False
     everywhere: bool = False
+    asked: Asked = field(default_factory=dict)
 
 
 decisions: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
@@ -112,7 +118,10 @@ def worth(what: str, here: bool) -> bool:
     what  names the decision, the same at all sizes
     """
     known = decisions.get()
-    return here if known is None else known.made.setdefault(what, here)
+    if known is None:
+        return here
+    told = known.asked[worth, what, here] = known.made.setdefault(what, here)
+    return told
 
 
 def possible(what: str, here: bool) -> bool:
@@ -128,7 +137,8 @@ def possible(what: str, here: bool) -> bool:
     known.differs |= here != before
     if known.everywhere and before and not here:
         raise ChangedError(what)
-    return known.can[what] if known.everywhere else here
+    told = known.asked[possible, what, here] = known.can[what] if known.everywhere else here
+    return told
 
 
 def whole(n: Any) -> Extent:

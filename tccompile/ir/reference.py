@@ -85,12 +85,7 @@ def evaluate(
     turns    how often bodies of loops run at most, if that is less than the program says
     """
     tensors = program.tensors
-    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, *op.results)}
-    last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
-    for body in bodies(program):
-        own = program.ops[body.first : body.last + 1]
-        made = {tensors[op.y].storage for op in own if not (isinstance(op, Carry) and op.stays)}
-        last |= {owner: body.last + 1 for owner, i in last.items() if i in body and owner not in made}
+    last = _last_uses(program)
     memory: dict[str, np.ndarray] = {}  # by the tensor that owns the storage
     views = {tensors[name].storage for op in program.ops for name in op.inputs if tensors[name].base}
     plain = program.constants.keys() - views  # whose values are as good where they are
@@ -131,6 +126,18 @@ def evaluate(
         for owner in [o for o in memory if last.get(o, -1) <= i]:
             del memory[owner]
     return {name: get(name).copy() for name in program.outputs}
+
+
+def _last_uses(program: Program) -> dict[str, int]:
+    """The op that is the last to use each storage, by its number: what a loop's body does not make, it keeps for all turns."""
+    tensors = program.tensors
+    last = {tensors[name].storage: i for i, op in enumerate(program.ops) for name in (*op.inputs, *op.results)}
+    last |= dict.fromkeys((*program.inputs, *program.outputs), len(program.ops))
+    for body in bodies(program):
+        own = program.ops[body.first : body.last + 1]
+        made = {tensors[op.y].storage for op in own if not (isinstance(op, Carry) and op.stays)}
+        last |= {owner: body.last + 1 for owner, i in last.items() if i in body and owner not in made}
+    return last
 
 
 Kept = dict[int, tuple[weights.Recipe, np.ndarray]]

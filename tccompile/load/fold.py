@@ -68,7 +68,7 @@ LEFT = {
 """Operators that do not fold: ONNX's reference evaluator takes no magnitudes for LpNormalization, ignores attributes of recurrent
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
-PRODUCTS = ("Conv", "Gemm", "MatMul")
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {

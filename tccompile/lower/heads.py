@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from tccompile.ir.extent import possible
+
 MOST = 256
 """Elements of a head up to which attention is one op. Beyond, scores take less time through memory than to compute again."""
 
@@ -18,4 +20,4 @@ def sizes(node: gs.Node) -> tuple[int, int]:
 
 def is_one_op(node: gs.Node) -> bool:
     """Whether Attention is lowered to the op of that name, and not to its parts."""
-    return not node.attrs.get("softcap", 0.0) and max(sizes(node)) <= MOST
+    return not node.attrs.get("softcap", 0.0) and possible(f"{node.outputs[0].name} as one op", max(sizes(node)) <= MOST)

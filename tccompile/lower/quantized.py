@@ -19,13 +19,18 @@ from tccompile.lower.byte_products import EXACT
 from tccompile.lower.integers import centred, convolution, integer, matmul
 from tccompile.lower.pointwise import moderate, wrapped
 
+ONE = const(1.0, DType.F32)
+"""A scale that changes nothing, as those of sums in steps of the result have."""
+
 
 def quantize(node: gs.Node, b: Builder) -> None:
     """y = saturate(round(x / scale) + zero point), halves rounded to even."""
     x, y = node.inputs[0], node.outputs[0]
     reads = Reads(b, shape_of(y))
     scale = floats(_parameter(b, reads, 1))
-    scaled = call("ratio" if moderate(scale) else "div", floats(reads.broadcast(x)), scale)
+    scaled = floats(reads.broadcast(x))
+    if scale != ONE:
+        scaled = call("ratio" if moderate(scale) else "div", scaled, scale)
     zero = _parameter(b, reads, 2) if b.input(2) is not None else None
     b.compute(b.result(y, b.order_for(shape_of(y), x)), _stored(b, scaled, zero, y), reads)
 
@@ -41,8 +46,8 @@ def dequantize(node: gs.Node, b: Builder) -> None:
         zero = _parameter(b, reads, 2)
         wide = b.io_dtype(x).size > 2  # the difference of integers of 16 bits is a float32 number
         value = call("sub", value, zero) if wide else call("sub", floats(value), floats(zero))
-    expr = call("mul", floats(value), floats(_parameter(b, reads, 1)))
-    b.compute(b.result(y, b.order_for(shape_of(y), x)), expr, reads)
+    scale, value = floats(_parameter(b, reads, 1)), floats(value)
+    b.compute(b.result(y, b.order_for(shape_of(y), x)), value if scale == ONE else call("mul", value, scale), reads)
 
 
 def conv_integer(node: gs.Node, b: Builder) -> None:

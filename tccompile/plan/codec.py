@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 INT = 1 << 63
@@ -199,7 +200,7 @@ class Codec:
         return encode, decode
 
     def _dataclass(self, cls: type) -> Pair:
-        hints = get_type_hints(cls)
+        hints = _hints(cls)
         stored = [f for f in fields(cls) if f.metadata.get("stored", True)]
         names = {f.name for f in stored}
         required = {f.name for f in stored if f.default is MISSING and f.default_factory is MISSING}
@@ -243,6 +244,12 @@ class Codec:
             return cls(**out)
 
         return encode, decode
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of fields: the same for every codec, of which a plan that is read has its own."""
+    return get_type_hints(cls)
 
 
 def _default(field: Field) -> Any:

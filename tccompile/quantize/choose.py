@@ -203,7 +203,7 @@ def choose(
         if measure is None or not any(choice.values()):
             said = estimated(known.tried, *predicted_by_format(activations, choice))
             return Off(said, said)
-        measured = measure.of(*stored(activations, choice))
+        measured = measure.of(*stored(activations, choice), bound)
         tried[Tried(*predicted_by_format(activations, choice), measured.expected)] = None
         return measured
 
@@ -224,7 +224,7 @@ def choose(
         for layer in t.activation.layers if not choice[t.name] else ():
             reasons[layer] = SLOWER if whole[t.name] else t.why_not(allowed, least)
     tensors, names = stored(activations, choice)
-    runs, held = (0, 0) if measure is None else (measure.runs, measure.held)
+    runs, held = (0, 0) if measure is None else (measure.runs(tensors, names), measure.held)
     after = entries.times(activations, choice)
     chosen = Chosen(
         tensors,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -21,6 +22,7 @@ from tccompile.precision.metric import Metric
 from tccompile.quantize.grid import LARGEST, Grid, grid_of, rounded, weight_error
 from tccompile.quantize.insert import Rounded, Tensor, quantized
 from tccompile.quantize.margin import expected
+from tccompile.quantize.marks import marks
 from tccompile.quantize.observe import WATCHED, Observed, Values, observe, outputs
 from tccompile.quantize.products import (
     IN_FLOATS,
@@ -55,6 +57,10 @@ FORMATS = {"int8": (OPERANDS, ALL), "fp8": (FLOAT8_OPERANDS, FLOAT8_ALL)}
 TESTED = 8
 """Runs that a choice is measured on, at most, the last ones: errors differ from input to input by far more than one from those
 that are new. Of all runs up to a quarter are held back from calibration for that."""
+
+OPEN = 32
+"""The same of a choice that is within the bound on those, while new inputs may be beyond: 8 runs that are alike say of new ones
+that they are up to 1.5 times as far off, and 32 that they are up to 1.2 times."""
 
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Attention", "LayerNormalization", "InstanceNormalization",
          "GroupNormalization", "Softmax", "GRU", "LSTM", "RNN", "Resize")  # fmt: skip
@@ -117,6 +123,7 @@ class Known:
     floats  products that are not in bytes, whatever they take, and why
     long    products that are not in integers, and why; `no_float8`: those that are not in floats of 8 bits
     tried   what was run in bytes
+    weights by which other weights are told, for each product
     """
 
     alone: tuple[Activation, ...]
@@ -127,6 +134,7 @@ class Known:
     long: Mapping[str, str]
     no_float8: Mapping[str, str]
     tried: tuple[Tried, ...]
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def within(self, graphs: Sequence[gs.Graph], fp32: Collection[str], formats: Collection[str]) -> Known:
         """The part of it that all these graphs have, in these formats, without the products that are to be in fp32, by names or
@@ -192,7 +200,7 @@ def find(
     formats  those in which everything is run, to see how far off estimates are; what is known is of all
     metric   measures choices in place of the relative error
     """
-    program, ticks = lower(graph), Ticks(progress)
+    program, ticks, marked = lower(graph), Ticks(progress), marks(graph)
     seen = runs[: len(runs) - held(len(runs))]
     first = seen[:WATCHED]
     ticks.expect(len(program.ops) * (len(seen) + WATCHED + len(tested(runs)) * (1 + len(formats))))
@@ -220,7 +228,7 @@ def find(
     smooth = {name: f for name, f in smooth.items() if name in by_name}
     others = (*left.values(), *tied) if tied else ()
     sums = tuple(_sum(observed, name) for name in added if _is_usable(observed, name))
-    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, ())
+    known = Known(tuple(alone), others, (*sums, *joined), smooth, floats | refused, long, no_float8, (), marked)
     measure = Measure(graph, runs, sources, metric, ticks)
     tried = list[Tried]()
     for name in formats:
@@ -236,9 +244,9 @@ def held(count: int) -> int:
     return max(min(count // 4, TESTED), 1) if count > 1 else 0
 
 
-def tested(runs: Sequence[Feeds]) -> Sequence[Feeds]:
+def tested(runs: Sequence[Feeds], most: int = TESTED) -> Sequence[Feeds]:
     """The runs that a choice is measured on."""
-    return runs[-TESTED:]
+    return runs[-most:]
 
 
 @dataclass(frozen=True)
@@ -263,7 +271,7 @@ class Off:
 class Measure:
     """Runs a graph, whose channels are smoothed, with some in bytes beside float32.
 
-    runs   how many sets of inputs it is run on; of these, `held` were held back from calibration
+    held   how many sets of inputs were held back from calibration, of those that it is run on
     ticks  counts ops that are run, and weights that are rounded
     """
 
@@ -276,27 +284,50 @@ class Measure:
         ticks: Ticks,
     ) -> None:
         self._graph, self._test, self._sources, self.metric, self.ticks = graph, tested(runs), sources, metric, ticks
+        self._more = tested(runs, OPEN)[: -len(self._test)]
         self._weights, self._ops = Rounded(ticks), len(lower(graph).ops)
-        self._exact = self._outputs(graph)
-        self._known: dict[Hashable, Off] = {}
-        self.runs, self.held = len(self._test), held(len(runs))
+        self._exact = self._outputs(graph, self._test)
+        self._known: dict[Hashable, tuple[Off, int]] = {}
+        self.held = held(len(runs))
 
     def expect(self, times: int) -> None:
         """So many choices may be run."""
-        self.ticks.expect(times * self._ops * self.runs)
+        self.ticks.expect(times * self._ops * len(self._test))
 
-    def of(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> Off:
-        """What outputs are off by with these tensors in bytes and these layers multiplying them."""
-        what = frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
+    def of(self, tensors: Mapping[str, Tensor], names: Collection[str], bound: float = math.inf) -> Off:
+        """What outputs are off by with these tensors in bytes and these layers multiplying them, by more runs where some leave it
+        open whether new inputs are within the bound."""
+        what = _stored_so(tensors, names)
         if what not in self._known:
-            got = self._outputs(made(self._graph, tensors, names, self._weights))
-            errors = [max((relative_error(o[n], e[n]) for n in e), default=0.0) for o, e in zip(got, self._exact, strict=True)]
+            graph = made(self._graph, tensors, names, self._weights)
+            got = self._outputs(graph, self._test)
+            errors = _errors(got, self._exact)
             own = None if self.metric is None else self.metric(got, self._exact, self._test)
-            self._known[what] = Off(float(np.max(errors)), expected(errors), own)
-        return self._known[what]
+            if self._more and own is None and max(errors) <= bound < expected(errors):
+                errors += _errors(self._outputs(graph, self._more), self._exact_of_more)
+            self._known[what] = Off(float(np.max(errors)), expected(errors), own), len(errors)
+        return self._known[what][0]
 
-    def _outputs(self, graph: gs.Graph) -> list[dict]:
-        return outputs(lower(graph), self._test, self._sources, self._weights.kept, self.ticks.tick)
+    def runs(self, tensors: Mapping[str, Tensor], names: Collection[str]) -> int:
+        """How many sets of inputs a choice was run on, or one would be."""
+        return self._known.get(_stored_so(tensors, names), (None, len(self._test)))[1]
+
+    @cached_property
+    def _exact_of_more(self) -> list[dict]:
+        return self._outputs(self._graph, self._more)
+
+    def _outputs(self, graph: gs.Graph, runs: Sequence[Feeds]) -> list[dict]:
+        return outputs(lower(graph), runs, self._sources, self._weights.kept, self.ticks.tick)
+
+
+def _stored_so(tensors: Mapping[str, Tensor], names: Collection[str]) -> Hashable:
+    """What tells choices apart."""
+    return frozenset(names), frozenset((name, t.shared, t.grid) for name, t in tensors.items())
+
+
+def _errors(got: Sequence[Mapping], exact: Sequence[Mapping]) -> list[float]:
+    """What outputs are off by in each run."""
+    return [max((relative_error(o[n], e[n]) for n in e), default=0.0) for o, e in zip(got, exact, strict=True)]
 
 
 def made(graph: gs.Graph, tensors: Mapping[str, Tensor], names: Collection[str], weights: Rounded | None = None) -> gs.Graph:

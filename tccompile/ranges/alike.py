@@ -6,6 +6,7 @@ by other rules, the range is divided.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
@@ -20,7 +21,19 @@ from tccompile.ir.limits import check_program
 from tccompile.ir.program import Program
 from tccompile.ir.verify import verify
 from tccompile.plan.formulas import Formula, Maker, computed, drawn, filler, names_of
-from tccompile.ranges.box import Box, Point, corners, count, divided_by, halves, opened, scattered, without_ones
+from tccompile.ranges.box import (
+    MOSTLY,
+    Box,
+    Point,
+    corners,
+    count,
+    divided_by,
+    halves,
+    opened,
+    scattered,
+    without_end,
+    without_ones,
+)
 from tccompile.ranges.fit import derived, fit, padded
 
 COMPARED = 24
@@ -28,6 +41,9 @@ COMPARED = 24
 
 NEAR = 10
 """Neighbours that a formula is found by: more than the multiples that layouts pad to."""
+
+GRAIN = 8
+"""What most layouts pad to."""
 
 FAR = 2
 """Points besides that differ from the first one in several sizes: a product of sums is a sum where only one of them changes."""
@@ -40,6 +56,15 @@ BOXES = 24
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
+
+
+class _ElsewhereError(UndecidedError):
+    """What formulas give at a point that they were not found by is not the program there."""
+
+    def __init__(self, point: Point, what: str) -> None:
+        super().__init__(what)
+        self.point = point
+
 
 ProgramAt = Callable[[Point], Program]
 
@@ -94,16 +119,18 @@ def _parts_of(
             done.append(_settled(partial(pattern, part, program_at, agree)))
         except UndecidedError as why:
             seen = star(part, _settled(partial(fixed_of, part, program_at)))
-            parts = divided_by(part, seen, why.mask) if why.mask is not None and len(why.mask) == len(seen) else None
+            nowhere = decided.differs and not decided.everywhere  # another way: what is possible at some sizes is done at none
+            told = why.mask if why.mask is not None and len(why.mask) == len(seen) else None
+            parts = None if told is None else divided_by(part, seen, told, 1.0 if nowhere else MOSTLY)
             own = _each_its_own(part, program_at, agree)
-            if (own or parts is None) and decided.differs and not decided.everywhere:  # no cut tells where it is possible
+            if (own or parts is None) and nowhere:
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
-            parts = parts or halves(part)
+            parts = parts or without_end(part, why.point if isinstance(why, _ElsewhereError) else ()) or halves(part)
             if parts is None or len(todo) + len(done) + 2 > BOXES or own:
-                told = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+                where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
                 raise UnsupportedError(
-                    f"the model does not do the same at all sizes of the range ({told}: {why}); "
+                    f"the model does not do the same at all sizes of the range ({where}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
             todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
@@ -150,7 +177,8 @@ def pattern(box: Box, program_at: ProgramAt, agree: Agree) -> Pattern:
             raise (why if wrong is None or isinstance(why, ChangedError) else wrong) from why
         if (other := _other(found, seen, fixed, program_at, agree)) is None:
             return found
-        point, wrong = other
+        point, how = other
+        wrong = _ElsewhereError(point, _of_node(str(how), [program_at(point)]))
         seen = [*seen[:-1], point, seen[-1]]
     assert wrong is not None
     raise wrong
@@ -170,7 +198,20 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
             known[numbers] = next((found for way in ways if (found := way()) is not None), None)
         return known[numbers]
 
-    return Pattern(box, *drawn(merge(programs, formula, ()), names))
+    try:
+        return Pattern(box, *drawn(merge(programs, formula, ()), names))
+    except UndecidedError as why:
+        raise UndecidedError(_of_node(str(why), programs), why.mask) from why
+
+
+def _of_node(what: str, programs: Sequence[Program]) -> str:
+    """Where programs differ, with the node of the model that it is about: of an op of that number, or of a tensor named."""
+    names = {word.strip(",:") for word in what.split()}
+    number = next((int(n) for n in re.findall(r"^ops (\d+) ", what)), None)
+    of_number = [program.ops[number] for program in programs if number is not None and number < len(program.ops)]
+    named = (op for program in programs for op in program.ops if op.y in names)
+    op = next(iter((*of_number[-1:], *named)), None)
+    return what if op is None else f"node {op.nodes[0]!r}: {what}"
 
 
 def _other(
@@ -246,12 +287,23 @@ def star(box: Box, fixed: Collection[int]) -> list[Point]:
     one last; generic ones, if there are enough."""
     first = next((p for p in (first_of(box), *scattered(box, COMPARED)) if is_generic(p, box, fixed)), first_of(box))
     out = [first]
-    for line in _lines(box, first):
+    for number, line in enumerate(_lines(box, first)):
         generic = [point for point in line if is_generic(point, box, fixed)]
-        out += generic if len(generic) > 3 else line
+        out += [*generic, *_of_other_remainders(generic, number, box, fixed)] if len(generic) > 3 else line
     greatest = tuple(size.all[-1] for size in box)
     far = [point for point in (greatest, *scattered(box, COMPARED)) if is_generic(point, box, fixed)]
     return list(dict.fromkeys([*out, *reversed(far[:FAR])]))
+
+
+def _of_other_remainders(line: Sequence[Point], number: int, box: Box, fixed: Collection[int]) -> Iterator[Point]:
+    """Points of a line of one size that leave what none of those seen leaves of a multiple that layouts pad to: n and n + 1 are
+    padded alike but at multiples, which are extents of many models."""
+    left = {point[number] % GRAIN for point in line}
+    for n in box[number].all:
+        point = (*line[0][:number], n, *line[0][number + 1 :])
+        if n % GRAIN not in left and is_generic(point, box, fixed):
+            left.add(n % GRAIN)
+            yield point
 
 
 def _lines(box: Box, first: Point) -> Iterator[list[Point]]:

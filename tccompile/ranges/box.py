@@ -15,6 +15,9 @@ from tccompile.sizes import Size
 
 Box = tuple[Size, ...]
 
+MOSTLY = 0.9
+"""The share of points that a cut tells from the others at least."""
+
 ALL = 4096
 """Points up to which a box is looked at in full; of others, corners, middles and so many at random."""
 
@@ -71,7 +74,7 @@ def corners(box: Box) -> list[Point]:
 def scattered(box: Box, number: int) -> list[Point]:
     """Points at random, the same at each call."""
     draw = np.random.default_rng(len(box))
-    columns = [np.array(size.all)[draw.integers(0, len(size.all), number)] for size in box]
+    columns = [size.low + size.step * draw.integers(0, len(size.all), number) for size in box]
     return [tuple(int(n) for n in point) for point in zip(*columns, strict=True)]
 
 
@@ -109,13 +112,22 @@ def without_ones(box: Box) -> list[Box]:
     return parts
 
 
+def without_end(box: Box, point: Sequence[int]) -> tuple[Box, Box] | None:
+    """The box divided such that an end of a size at which a point lies is alone: what is made of the size may be one element
+    there. None where the point lies at no end."""
+    for number, (size, at) in enumerate(zip(box, point, strict=False)):
+        if len(size.all) > 2 and at in (size.all[0], size.all[-1]):
+            return divided(box, number, size.all[1] if at == size.all[0] else at)
+    return None
+
+
 def ladder(box: Box) -> list[Point]:
     """Points from the least sizes to the greatest ones, each about twice as far."""
     rungs = max(1, *(round(doublings(size)) for size in box))
     out = []
     for rung in range(rungs + 1):
         at = [max(size.low, 0.5) * (max(size.all[-1], 0.5) / max(size.low, 0.5)) ** (rung / rungs) for size in box]
-        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+        out.append(tuple(size.near(x) for size, x in zip(box, at, strict=True)))
     return list(dict.fromkeys(out))
 
 
@@ -132,7 +144,7 @@ def between(box: Box, number: int) -> list[Point]:
             size.low + (size.all[-1] - size.low) * share if k % 2 else max(size.low, 0.5) * 2 ** (doublings(size) * share)
             for size, share in zip(box, shares, strict=True)
         ]
-        out.append(tuple(min(size.all, key=lambda n: abs(n - x)) for size, x in zip(box, at, strict=True)))
+        out.append(tuple(size.near(x) for size, x in zip(box, at, strict=True)))
     return list(dict.fromkeys(out))
 
 
@@ -151,10 +163,10 @@ def halves(box: Box) -> tuple[Box, Box] | None:
     return divided(box, number, next(n for n in size.all[1:] if n > middle or n == size.all[-1]))
 
 
-def divided_by(box: Box, seen: Sequence[Point], mask: np.ndarray) -> tuple[Box, Box] | None:
+def divided_by(box: Box, seen: Sequence[Point], mask: np.ndarray, share: float = MOSTLY) -> tuple[Box, Box] | None:
     """The box divided such that what is true at some of the points seen is so in one part, as far as one cut can do that.
 
-    None if no cut does it for nine points of ten.
+    None if no cut does it for this share of the points.
     """
     columns, truth = np.array(seen).T, mask
     best: tuple[float, int, int] | None = None
@@ -164,4 +176,4 @@ def divided_by(box: Box, seen: Sequence[Point], mask: np.ndarray) -> tuple[Box, 
             right = max((below == truth).mean(), (below != truth).mean())
             if best is None or right > best[0]:
                 best = right, number, at
-    return divided(box, *best[1:]) if best and best[0] >= 0.9 else None
+    return divided(box, *best[1:]) if best and best[0] >= share else None

@@ -93,7 +93,7 @@ def _beside(
 def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | None]) -> Extent | None:
     """A formula that is known, or so much where that is less, as of all places of an image the best ones; a share of one, as of
     layers that become half as large again; the sum of two or three, as of parts that lie one behind the other, so many times or
-    as rows of so many. None if it is none of these."""
+    as rows of so many; the last part with the padding of all. None if it is none of these."""
     most, formulas = max(numbers), {others: formula for others, formula in known.items() if formula is not None}
     for others, formula in formulas.items():
         if all(n == min(other, most) for n, other in zip(numbers, others, strict=True)):
@@ -102,13 +102,39 @@ def derived(numbers: Sequence[int], known: Mapping[tuple[int, ...], Extent | Non
         if line is not None:
             return line.of(formula)
     common = gcd(*numbers)
-    times = [n for n in range(1, min(common, MOST) + 1) if not common % n]
+    times = _divisors(common)
     rows: list[tuple[tuple[int, ...], Extent]] = [((n,) * len(numbers), n) for n in (*times, common) if n]
     for others, formula in (*rows, *formulas.items()):
         if all(other and not n % other for n, other in zip(numbers, others, strict=True)):
             rest = tuple(n // other for n, other in zip(numbers, others, strict=True))
-            if (found := _of_parts(rest, formulas)) is not None:
+            if (found := _of_parts(rest, formulas)) is not None or (found := _times(rest, formulas)) is not None:
                 return found * formula
+    return _behind(tuple(numbers), formulas)
+
+
+def _times(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:
+    """A formula so many times."""
+    ways = ((n, formulas.get(tuple(x // n for x in numbers))) for n in _divisors(gcd(*numbers)))
+    return next((found * n for n, found in ways if found is not None), None)
+
+
+def _divisors(number: int) -> list[int]:
+    """What divides a number, up to MOST."""
+    return [n for n in range(1, min(number, MOST) + 1) if not number % n]
+
+
+def _behind(numbers: tuple[int, ...], formulas: Mapping[tuple[int, ...], Extent]) -> Extent | None:
+    """A formula and what it lacks to the multiple at which it ends behind another one, as the last part of a concatenation has
+    the padding of the whole."""
+    rows, v = np.array(list(formulas)), np.array(numbers)
+    for own, formula in formulas.items():
+        if not all(0 <= n - other < max(PADDED) for n, other in zip(numbers, own, strict=True)):
+            continue
+        for c in PADDED:
+            ends = -(-(rows + np.array(own)) // c) * c
+            if len(found := np.flatnonzero((ends == rows + v).all(1))):
+                first = list(formulas.values())[int(found[0])]
+                return round_up(first + formula, c) - first
     return None
 
 

@@ -55,10 +55,13 @@ def open_inputs(graph: onnx.GraphProto, weights: Collection[str], ranges: Ranges
     """
     found, box = dict[str, tuple[int | str | Terms, ...]](), dict[str, Size]()
     inputs = [v for v in graph.input if v.name not in weights]
+    dimensions = {name for value in inputs for name in _names(value)}
     missing, summed = list[str](), set[str | int]()
     for value in inputs:
         declared = [d.dim_param or d.dim_value if d.WhichOneof("value") else "?" for d in value.type.tensor_type.shape.dim]
         told = ranges.get(value.name)
+        if isinstance(told, Size) and value.name in dimensions:
+            told = None  # a single size is the dimension's, and says nothing of an input of the same name
         summed |= {d for d in declared if isinstance(ranges.get(str(d)), Sum) and value.name not in fixed}
         if value.name in fixed:
             extents: list[int | str | Size | Terms] = [*fixed[value.name]]
@@ -115,7 +118,12 @@ def _named(dimension: str, ranges: Ranges) -> str | Size | Terms:
 def _told(name: str, axes: Axes, declared: list[str | int]) -> list[int | str | Size | Terms]:
     """An input's axes as the user gives them, held to what the model declares; a size has the dimension's name, if it has one."""
     if len(axes) != len(declared):
-        raise UsageError(f"input {name!r} has {len(declared)} axes, and its range {len(axes)}")
+        names = [d for d in declared if isinstance(d, str) and d != "?"]
+        ways = [
+            f"say all, in the order ({', '.join(map(str, declared))})",
+            *(f"or that of {d!r} alone, by this name" for d in names[:1]),
+        ]
+        raise UsageError(f"input {name!r} has {len(declared)} axes, and its range {len(axes)}: {', '.join(ways)}")
     out: list[int | str | Size | Terms] = []
     for number, (axis, there) in enumerate(zip(axes, declared, strict=True)):
         if isinstance(there, int) and axis != there:

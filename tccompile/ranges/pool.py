@@ -40,14 +40,15 @@ class Left(NamedTuple):
         return bool(losses.max() <= self.most and losses.mean() <= self.mean)
 
 
-LESS, LEFT = Left(0.02, 0.007), Left(0.04, 0.02)
-"""The first where that takes FEW codes at most."""
+LITTLE, LESS, LEFT = Left(0.005, 0.002), Left(0.02, 0.007), Left(0.04, 0.02)
+"""The first where that takes FEWEST codes at most, the second where it takes FEW. An inference of short kernels takes a third
+less than its kernels one by one, of which these are shares."""
 
 WORST = 0.3
 """What the size at which inferences lose most counts beside the mean, where a code is left out."""
 
-FEW = 42
-"""Codes that are taken for what they gain alone: more of them take long to compile."""
+FEWEST, FEW = 20, 42
+"""Codes that are taken for what they gain alone, little or more: more of them take long to compile."""
 
 MORE = 24
 """Points that are looked at besides those where sizes have doubled: between two of these other tiles are filled."""
@@ -456,8 +457,11 @@ def _most(cases: Sequence[Sequence[Sequence[Case]]], programs: Sequence[Program]
 def _codes_for(points: Sequence[Sequence[Case]], most: int) -> Codes:
     """The codes for the cases of some points."""
     costs = _Costs(points)
-    few = _pool(costs, most, LESS)
-    return few if len(few) <= FEW else _pool(costs, most, LEFT)
+    for left, number in ((LITTLE, FEWEST), (LESS, FEW)):
+        codes = _pool(costs, most, left)
+        if len(codes) <= number:
+            return codes
+    return _pool(costs, most, LEFT)
 
 
 def _pool(costs: _Costs, most: int, left: Left) -> Codes:

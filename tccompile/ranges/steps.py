@@ -49,8 +49,8 @@ LOSS = 0.01
 GRID = 100
 """Points at which candidates are compared, besides those by which codes are chosen."""
 
-ABSENT = 1.0
-"""What it counts, as a share of an inference, that a candidate is none at some point."""
+ABSENT, SLOWEST = 1.0, 0.99
+"""What it counts, as a share of an inference, that a candidate is none at some point, and the most that one counts."""
 
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
@@ -307,7 +307,7 @@ def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _
         if not own:
             shares[:, k] = 0.0
         for c in own:
-            shares[rows[key_of(c)], k] = c.cost * scale[k]
+            shares[rows[key_of(c)], k] = min(c.cost * scale[k], SLOWEST)
     return _Kind(list(found.values()), shares, [own[0].cost if own else 0.0 for own in ranked])
 
 

@@ -68,7 +68,8 @@ def rewrite(graph: gs.Graph, applied: Applied | None = None) -> gs.Graph:
     """
     edit = Editor(graph)
     apply_own(edit)
-    to_fixpoint(edit, (*quantized.PRODUCTS, *float8.REWRITES))  # while weights are integers, and scales where they were
+    of_integers = (*conv_transpose.PRODUCTS, *quantized.PRODUCTS, *float8.REWRITES)
+    to_fixpoint(edit, of_integers)  # while weights are integers, and scales where they were
     tidy(graph)
     to_fixpoint(edit, lanes.REWRITES)  # early: what was a loop is many nodes
     to_fixpoint(edit, tuple(r for r in REWRITES if r not in LATE))

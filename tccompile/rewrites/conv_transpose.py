@@ -15,6 +15,7 @@ Channels are in the order that DepthToSpace wants: phases outermost (DCR), or in
 group's channels must be neighbours.
 
 Weights and biases that are computed, as by networks whose styles scale them, are brought into this form by nodes of the graph.
+Bytes that weights are dequantized from are brought into it as bytes, so that the convolution becomes one of integers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import onnx_graphsurgeon as gs
 
 from tccompile.ir.extent import ceil_div
 from tccompile.load.constants import derived, literal
+from tccompile.rewrites.quantized import Product, product
 from tccompile.rewrites.rule import Editor, Rewrite, constant, itself, name_of, operand, rank, reshaped, shape_constant
 
 
@@ -120,21 +122,36 @@ def _check(edit: Editor, node: gs.Node) -> str | None:
     return None
 
 
-def _weights(edit: Editor, node: gs.Node, axes: list[Axis], groups: int) -> gs.Tensor:
-    """(phases * O, C/g, taps…), or (O * phases, C/g, taps…) with groups, from w (C, O/g, kernel…)."""
+def _split(node: gs.Node, axes: list[Axis], groups: int) -> tuple[list[int], tuple[int, ...], list[int]]:
+    """From w (C, O/g, taps…), its taps those of all phases: the shape in which it is transposed, by which axes, and the last."""
     w, m = node.inputs[1], len(axes)
     c, o = w.shape[0] // groups, w.shape[1]
-    split = [groups, c, o, *(n for a in axes for n in a.taps.shape)]
     phases, taps = [3 + 2 * i for i in range(m)], [4 + 2 * i for i in range(m)]
     order = (0, 2, *phases, 1, *taps) if groups > 1 else (0, *phases, 2, 1, *taps)
     whole = [groups * o * math.prod(a.stride for a in axes), c, *(a.taps.shape[1] for a in axes)]
-    before, after = (0,) * (m + 2), (0, 0) + (1,) * m  # the tap that is not there
-    if constant(w) is not None:
-        out = derived("", "pad", w, before=before, after=after)
-        for i, a in enumerate(axes):
-            out = derived("", "take", out, a.taps.reshape(-1), axis=2 + i)
-        out = derived("", "transpose", reshaped(out, *split), axes=order)
-        return edit.named(reshaped(out, *whole), f"{w.name}/phases")
+    return [groups, c, o, *(n for a in axes for n in a.taps.shape)], order, whole
+
+
+def _of_constant(edit: Editor, node: gs.Node, w: gs.Constant, axes: list[Axis], groups: int, none: int = 0) -> gs.Tensor:
+    """As `_weights`, where w is constant; `none` is at the tap that is not there."""
+    split, order, whole = _split(node, axes, groups)
+    out = w if none else derived("", "pad", w, before=(0,) * rank(w), after=(0, 0) + (1,) * len(axes))
+    for i, a in enumerate(axes):
+        if none:
+            missing = np.full([1 if axis == 2 + i else n for axis, n in enumerate(out.shape)], none, np.dtype(w.dtype))
+            out = derived("", "concat", out, missing, axis=2 + i)
+        out = derived("", "take", out, a.taps.reshape(-1), axis=2 + i)
+    out = derived("", "transpose", reshaped(out, *split), axes=order)
+    return edit.named(reshaped(out, *whole), f"{w.name}/phases")
+
+
+def _weights(edit: Editor, node: gs.Node, axes: list[Axis], groups: int) -> gs.Tensor:
+    """(phases * O, C/g, taps…), or (O * phases, C/g, taps…) with groups, from w (C, O/g, kernel…)."""
+    w, m = node.inputs[1], len(axes)
+    if (values := constant(w)) is not None:
+        return _of_constant(edit, node, values, axes, groups)
+    split, order, whole = _split(node, axes, groups)
+    before, after = (0,) * (m + 2), (0, 0) + (1,) * m
     shape = [n + more for n, more in zip(w.shape, after, strict=True)]
     y = edit.add("Pad", [w, shape_constant(edit, (*before, *after), node)], node, shape)
     for i, a in enumerate(axes):
@@ -158,12 +175,17 @@ def _bias(edit: Editor, node: gs.Node, b: gs.Tensor, channels: int, phases: int,
 
 
 def _apply(edit: Editor, node: gs.Node) -> None:
-    x, y, b = node.inputs[0], node.outputs[0], operand(node, 2)
     axes, groups = _axes(node), node.attrs.get("group", 1)
+    _shuffled(edit, node, axes, groups, _weights(edit, node, axes, groups))
+
+
+def _shuffled(edit: Editor, node: gs.Node, axes: list[Axis], groups: int, weights: gs.Tensor) -> None:
+    """The convolution with the weights of all phases, and what brings its results in order."""
+    x, y, b = node.inputs[0], node.outputs[0], operand(node, 2)
     m, batch, channels = len(axes), x.shape[0], y.shape[1]
     strides, extents = [a.stride for a in axes], [a.extent for a in axes]
     phases = math.prod(strides)
-    inputs = [x, _weights(edit, node, axes, groups)]
+    inputs = [x, weights]
     if b is not None:
         inputs.append(_bias(edit, node, b, channels, phases, groups))
     pads = [a.pads[0] for a in axes] + [a.pads[1] for a in axes]
@@ -200,5 +222,40 @@ def _shuffle(
     grown = [batch, channels, *(e * s for e, s in zip(extents, strides, strict=True))]
     return edit.add("Reshape", [out, shape_constant(edit, grown, node)], node, grown, into)
 
+
+def _check_bytes(edit: Editor, found: Product) -> str | None:
+    w, zero, bias = found.w, found.w.zero, operand(found.node, 2)
+    if constant(w.integers) is None or (bias is not None and constant(bias) is None):
+        return "its weights or its bias are computed"
+    if w.axis is not None and (w.axis != 1 or found.node.attrs.get("group", 1) > 1):
+        return "the scales of its weights do not go along the result's channels"
+    if zero is not None and np.ptp(zero.values.astype(np.int64)):
+        return "its weights have several zero points"
+    return _check(edit, found.node)
+
+
+def _apply_bytes(edit: Editor, found: Product) -> None:
+    node, w = found.node, found.w
+    axes, groups = _axes(node), node.attrs.get("group", 1)
+    zero = 0 if w.zero is None else int(w.zero.values.flat[0])
+    integers = _of_constant(edit, node, w.integers, axes, groups, zero)
+    scale = edit.named(w.scale.copy(), f"{w.integers.name}/scale")
+    if w.axis is not None:
+        scale = _bias(edit, node, scale, w.scale.shape[0], math.prod(a.stride for a in axes), groups)
+    operands = [integers, scale]
+    if zero:
+        points = np.full(scale.shape, zero, np.dtype(integers.dtype))
+        operands.append(literal(edit.name(f"{w.integers.name}/zero"), points, points.dtype))
+    weights = edit.add("DequantizeLinear", operands, node, list(integers.shape), axis=0)
+    _shuffled(edit, node, axes, groups, weights)
+
+
+PRODUCTS = (
+    Rewrite(
+        "conv_transpose(x, dequantize(w)) => depth_to_space(conv(x, dequantize(w')))", ("ConvTranspose",), product, _check_bytes,
+        _apply_bytes,
+    ),
+)  # fmt: skip
+"""Those that go before weights are no integers any more."""
 
 REWRITES = (Rewrite("conv_transpose(x, w) => depth_to_space(conv(x, w'))", ("ConvTranspose",), itself, _check, _apply),)

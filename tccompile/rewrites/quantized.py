@@ -86,7 +86,8 @@ class Product:
     w: Quantized
 
 
-def _product(node: gs.Node) -> Product | None:
+def product(node: gs.Node) -> Product | None:
+    """A product of two that are dequantized."""
     x, w = (_quantized(t) for t in node.inputs[:2])
     return None if x is None or w is None else Product(node, x, w)
 
@@ -260,7 +261,7 @@ def _join_pieces(edit: Editor, found: tuple[gs.Node, gs.Node]) -> None:
 
 PRODUCTS = (
     Rewrite(
-        "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), _product, _check, _apply
+        "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), product, _check, _apply
     ),
 )
 """Those that go before weights are no integers any more."""

@@ -129,6 +129,11 @@ class Device:
             raise DeviceError(f"cannot use {self}: {error}") from error
         weakref.finalize(self, _quietly, cu.cuDevicePrimaryCtxRelease, handle).atexit = False
 
+    @property
+    def cuda(self) -> str:
+        """The version of CUDA that the driver is of, as "12.4"."""
+        return f"{self.driver_version // 1000}.{self.driver_version % 1000 // 10}"
+
     def attribute(self, name: str) -> int:
         """What the driver says of the device: CU_DEVICE_ATTRIBUTE_ and the name."""
         return self.cu.cuDeviceGetAttribute(getattr(self.cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), self._handle)

@@ -250,7 +250,9 @@ class GpuEngine:
         then lie, which may be elsewhere."""
         there = {name: wanted[name] for name in staged}
         # While the GPU works: some of the copies to the host return when they are done, and not before.
-        on_host = {n: touched(self.io[n]) if a is None else a for n, a in there.items() if not isinstance(a, DeviceBuffer)}
+        new = [name for name, a in there.items() if a is None]
+        made = dict(zip(new, touched([self.io[name] for name in new]), strict=True))
+        on_host = {n: made[n] if a is None else a for n, a in there.items() if not isinstance(a, DeviceBuffer)}
         landed = {}
         try:
             for name, target in there.items():

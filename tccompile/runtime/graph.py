@@ -208,10 +208,9 @@ class LaunchGraph:
         if self._conditional is None:
             count = part.most * sum(len(own) for own in self._of_step[part.first : part.last + 1])
             if count > UNROLLED:
-                version = f"{self.device.driver_version // 1000}.{self.device.driver_version % 1000 // 10}"
                 raise LaunchError(
                     f"a loop of up to {part.most} iterations, {count} launches, needs a driver of CUDA 12.4 or newer, and a plan "
-                    f"for fixed shapes: the driver of {self.device} is of CUDA {version}; say fewer iterations by --limit"
+                    f"for fixed shapes: {self.device} has a driver of CUDA {self.device.cuda}; say fewer iterations by --limit"
                 )
             for _ in range(part.most):
                 before = self._add_steps(cu, graph, section, steps, before, part)

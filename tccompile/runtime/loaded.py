@@ -96,6 +96,8 @@ class Loaded:
             way_out = f"the GPU is older than {oldest.name}, the first that can be built for: run it on the device cpu"
         else:
             way_out = f"compile it for {', '.join(native(self.device.cc))}, or run it on the device cpu"
+        if refusals:
+            refusals.append(f"a newer driver than this one, of CUDA {self.device.cuda}, may take it")
         raise DeviceError(
             "; ".join(
                 [f"no code{asked} in the plan runs on {self.device}: it has {offered(self.plan, self.entry)}", *refusals, way_out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,8 +29,12 @@ AHEAD = 256 << 20
 LEAST = 32 << 20
 """Bytes that are kept for outputs of a plan for ranges, at least: a pool of the driver's grows by that."""
 
-PAGE = 4096
-"""Bytes of the host's memory that the system makes at once, or fewer."""
+PART, MANY, TOUCHING = 1 << 20, 4, 4
+"""Bytes of new arrays that one thread touches at once, from how many such parts on several threads do, and how many."""
+
+APART = 512
+"""Bytes between what is written of them: in a page, which has 4096 or more, more than once, since NumPy lets other threads run
+while it writes 500 elements and more."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ class Staging:
         """Queue the copy of an output to the host: where it then lies, which is `to` if it can be."""
         host = self._host(name)
         if host is None:
-            host = to if to.flags.c_contiguous and to.dtype.isnative else touched(self.io[name])
+            host = to if to.flags.c_contiguous and to.dtype.isnative else touched([self.io[name]])[0]
         if host.nbytes:
             with self.device as cu:
                 cu.cuMemcpyDtoHAsync(host.ctypes.data, self.address(name), host.nbytes, stream)
@@ -189,12 +194,23 @@ def most(plan: Plan) -> Most:
     return Most(max(s.arena for s in sections), max(s.counters for s in sections), max(map(sum, sizes)), pinned, outputs)
 
 
-def touched(t: Held) -> np.ndarray:
-    """An array for a tensor on the host, whose pages are there: of a large one that is new, the system makes each when it is
-    first written to, which takes longer than the copy that would be waiting for it."""
-    array = np.empty(t.shape, t.dtype.numpy)
-    array.reshape(-1).view(np.uint8)[::PAGE] = 0
-    return array
+def touched(tensors: Sequence[Held]) -> list[np.ndarray]:
+    """Arrays for tensors on the host, whose pages are there: of a large one that is new, the system makes each when it is first
+    written to, which takes longer than the copy that would be waiting for it. Several threads write to many."""
+    arrays = [np.empty(t.shape, t.dtype.numpy) for t in tensors]
+    of_bytes = [array.reshape(-1).view(np.uint8) for array in arrays]
+    parts = [flat[at : at + PART] for flat in of_bytes for at in range(0, flat.size, PART)]
+    if len(parts) < MANY:
+        for part in parts:
+            _touch(part)
+    else:
+        with ThreadPoolExecutor(TOUCHING) as threads:
+            list(threads.map(_touch, parts))
+    return arrays
+
+
+def _touch(part: np.ndarray) -> None:
+    part[::APART] = 0
 
 
 def aligned(n: int) -> int:

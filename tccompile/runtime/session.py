@@ -130,8 +130,12 @@ class Session:
             try:
                 return self._loaded(GpuPlatform(self.plan, int(number or 0), target, check_finite))
             except DeviceError as error:
-                if name == "gpu" or target is not None:
+                if name == "gpu":
                     raise
+                if target is not None:  # somebody wants that code, and no other
+                    there = any(section.arch == target for section in self.plan.entries[0].sections)
+                    way_out = f"; on the device cpu, NumPy runs the steps for {target}" if there else ""
+                    raise DeviceError(f"{error}{way_out}") from error
                 warnings.warn(f"running on the CPU, which is slow: {error}", RuntimeWarning, stacklevel=3)
         from tccompile.runtime.cpu import CpuPlatform
 

@@ -24,7 +24,7 @@ from tccompile.precision.metric import read_metric
 from tccompile.precision.ranges import Spread, smaller, why_too_long
 from tccompile.precision.real_inputs import at_own_shapes
 from tccompile.quantize.calibration import Chosen
-from tccompile.quantize.known import tested
+from tccompile.quantize.known import TESTED, tested
 from tccompile.quantize.margin import of_new
 from tccompile.rewrites import rewrite
 from tccompile.schedule.choose import schedule
@@ -119,7 +119,7 @@ def _within_budget(
         return build.chosen(program, raised=ops)
 
     if calibration is None or real:
-        few = runs if calibration is None else tested(runs)
+        few = runs if calibration is None else tested(runs, max(calibration.runs, TESTED))
         metric = None if options.metric is None else read_metric(options.metric)
         whole = max if calibration is None else partial(of_new, examples=calibration.runs)
         return within(program, options.max_error, raising, build.spreads, few, weights, floats, metric, whole), 0.0

@@ -26,6 +26,7 @@ from tccompile.quantize.calibration import read as read_calibration
 from tccompile.quantize.calibration import write as write_calibration
 from tccompile.quantize.choose import choose
 from tccompile.quantize.known import Measure, find
+from tccompile.quantize.marks import check_weights
 from tccompile.quantize.smooth import smoothed
 from tccompile.quantize.ticks import Ticks
 from tccompile.rewrites import rewrite
@@ -46,13 +47,16 @@ def calibrated(model: Opened, options: Options, progress: Progress = quiet) -> C
     """What is multiplied in bytes at all entries' shapes: as the user's file has it, or else chosen by what is known, from the
     file or from running the model on the user's inputs.
 
-    Raises InputError if the inputs fit neither an entry nor the model, UsageError if running the model would take too long.
+    Raises InputError if the inputs fit neither an entry nor the model, or the file is of other weights; UsageError if running the
+    model would take too long.
     """
     progress("load", 0, 5)
     graphs = [rewrite(load(model, shapes)) for shapes in options.entries]
     purpose = _purpose(graphs, options)
     file = options.calibration
     kept = read_calibration(file) if file is not None and file.exists() else None
+    if kept is not None:
+        check_weights(kept.known.weights, graphs[0])
     if kept is not None and kept.purpose == purpose:
         return kept.chosen
     with blamed_on("the model"):

@@ -5,6 +5,7 @@ where running it would take too long. Plans are made first, in `--jobs` processe
 events around graph replays, in milliseconds, the least of three turns in which the plans of a network alternate. `error` is that
 of the quantized plan on a GPU against ONNX Runtime in fp32, on inputs that it was not calibrated with; then how many products are
 in bytes, and why others are not. A calibration is made once for a network, and a choice for each batch; --calibrations keeps it.
+With more --samples than 8 less is promised of new inputs beyond what was measured, so that more may be in bytes.
 
     python -m tests.bench.quantized --compile --plans DIR …      makes plans and what outputs should be, which needs no GPU
     python -m tests.bench.quantized --plans DIR …                measures them
@@ -57,17 +58,17 @@ NAMES = (*(f"{name}@{batch}" for batch in (1, 32) for name in BATCHED), "resnet5
 TURNS = 3
 
 SAMPLES = 8
-"""To calibrate with, the last two of them held back: what new inputs may be off by is far more than what was measured, by few."""
+"""To calibrate with, a quarter of them held back: what new inputs may be off by is far more than what was measured, by few."""
 
 
-def samples(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Inputs of batch 1, where the network leaves it open; smaller images where the network is too large to be run on a CPU."""
+def samples(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], count: int = SAMPLES) -> list[dict[str, Any]]:
+    """So many inputs of batch 1, where the network leaves it open; smaller images where running it would take too long."""
     one = {name: (1, *shape[1:]) for name, shape in shapes.items()}
     opened = read(model)
     program = lower(rewrite(load(opened, one)))
     if why_too_long(program):
         _, one = smaller(opened, program)
-    return [feeds(model, seed, one) for seed in range(1, 1 + SAMPLES)]
+    return [feeds(model, seed, one) for seed in range(1, 1 + count)]
 
 
 def quantized(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
@@ -99,15 +100,15 @@ def reference(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.
     return session.run(None, inputs)
 
 
-def build(name: str, kind: str, arch: str, folder: Path, calibrations: Path) -> None:
+def build(name: str, kind: str, args: argparse.Namespace, folder: Path) -> None:
     """Write a network's plan: `kind` is "fp16", a format of --quantize, or "QDQ"."""
     model, shapes = variant(name)
     if kind == "QDQ":
         model = quantized(model, shapes)
         onnx.save(model, folder / f"{name}.QDQ.onnx")
-    options = Options((shapes,), (arch,), jobs=2)
+    options, calibrations = Options((shapes,), (args.arch,), jobs=2), args.calibrations or folder
     if kind not in ("fp16", "QDQ"):
-        given, data = samples(model, shapes), folder / f"{name}.{kind}.npz"
+        given, data = samples(model, shapes, args.samples), folder / f"{name}.{kind}.npz"
         np.savez(data, **{n: np.stack([one[n] for one in given]) for n in given[0]})
         own, shared = (calibrations / f"{each}.{kind}.json" for each in (name, name.partition("@")[0]))
         options = replace(options, quantize=kind, calibrate=data, calibration=own if own.exists() else shared)
@@ -130,7 +131,7 @@ def make(network: str, names: list[str], kinds: list[str], args: argparse.Namesp
             if kind == "fp16" and not (folder / f"{name}.fp16.expected.npz").exists():
                 expect(name, kind, folder)
             if not (folder / f"{name}.{kind}.plan").exists():
-                build(name, kind, args.arch, folder, args.calibrations or folder)
+                build(name, kind, args, folder)
             if kind == "QDQ":
                 expect(name, kind, folder)
     return f"{network}, {' '.join(kinds)}: {time.perf_counter() - began:.0f} s"
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, help="a folder that keeps plans; those that are there are not made again")
     parser.add_argument("--compile", action="store_true", help="make the plans, and measure nothing")
     parser.add_argument("--calibrations", type=Path, help="a folder that keeps what was found")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="inputs to calibrate with, and to measure choices on")
     parser.add_argument("--jobs", type=int, default=1, help="processes that make plans")
     args = parser.parse_args()
     kinds = [*args.quantize.split(","), *(["QDQ"] if args.onnxruntime else [])]

@@ -1,9 +1,9 @@
 """A plan for a range of sizes beside plans for fixed shapes, at some sizes: `python -m tests.bench.ranges MODEL.onnx --range …`.
 
 `--at batch=3,h=64` names sizes. Each is timed in both plans in turn, by CUDA events around launches of the graph, and the median
-of the rounds is printed; so are the largest difference between their outputs, what ONNX Runtime says of the smaller sizes, and
-what the first inference at a size takes longer than the second, each with arrays of its own. `--steps` names the steps that take
-longer than in the plan for fixed shapes.
+of the rounds is printed; so are the ratios of single rounds, the largest difference between their outputs, what ONNX Runtime says
+of the smaller sizes, and what the first inference at a size takes longer than the second, each with arrays of its own. `--steps`
+names the steps that take longer than in the plan for fixed shapes.
 
 `--many N` runs N sizes once each, and prints what memory the session takes between them. `--build` only builds, which needs no
 GPU, and prints what that takes; `--plans FOLDER` keeps plans, and takes those that are there.
@@ -124,11 +124,13 @@ def _compared(args: argparse.Namespace, plan: tccompile.Plan, ranged: Session, p
         rounds = [[median(s.bench(ITERATIONS, feeds)) for s in (ranged, fixed)] for _ in range(ROUNDS)]
         slower = _slower(ranged, fixed, feeds) if args.steps else []
     ours, own = (median(column) for column in zip(*rounds, strict=True))
+    ratios = [a / b for a, b in rounds]
+    single = f"{min(ratios):.3f} to {max(ratios):.3f}"
     at = ", ".join(f"{name} {n}" for name, n in point.items())
     size = encoded_size(plan) / encoded_size(fixed_plan)
     launches = sum(len(step.launches) for step in fixed_plan.entries[0].sections[0].steps)
     print(
-        f"  {at:24} {ours:9.4f} ms, fixed {own:9.4f} ms: {ours / own:.3f}; apart {apart:.1e}, error {error:.1e}; "
+        f"  {at:24} {ours:9.4f} ms, fixed {own:9.4f} ms: {ours / own:.3f} ({single}); apart {apart:.1e}, error {error:.1e}; "
         f"first +{(first - second) * 1e3:.2f} ms, {launches} launches; plan {size:.2f} times as large",
         *slower,
         sep="\n      ",

@@ -10,8 +10,9 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -1047,11 +1048,31 @@ def _many(b: Builder):
 MANY = "bias scale residual residual tanh residual residual residual scale residual bias"
 """An epilogue with more arguments than fit one tuple of Numba's."""
 
-Cases = dict[str, Callable[[str], Program]]
+
+@dataclass(frozen=True)
+class Case:
+    """What makes a program of one op, given its name, and what is done to that program."""
+
+    make: Callable[..., Program]
+    args: tuple[Any, ...]
+    how: dict[str, Any]
+    then: Callable[[Program], Program] | None = None
+
+    def __call__(self, case: str) -> Program:
+        made = self.make(case, *self.args, **self.how)
+        return self.then(made) if self.then else made
+
+    @property
+    def kind(self) -> tuple[Callable[..., Program], bool]:
+        """What the type of its op follows from: who makes it, and whether it has a window."""
+        return self.make, bool(signature(self.make).bind("", *self.args, **self.how).arguments.get("window"))
 
 
-def _case(make: Callable[..., Program], *args, **how) -> Callable[[str], Program]:
-    return lambda case: make(case, *args, **how)
+Cases = dict[str, Case]
+
+
+def _case(make: Callable[..., Program], *args, **how) -> Case:
+    return Case(make, args, how)
 
 
 def pruned(w: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -1063,18 +1084,17 @@ def pruned(w: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.moveaxis(fours.reshape(*rows.shape[:-1], -1)[..., : rows.shape[-1]], -1, 1).copy()
 
 
-def _sparse(make: Callable[..., Program], *args, **how) -> Callable[[str], Program]:
-    """A case of 2:4 weights, which are there in their compressed form, too."""
+def _with_pruned(dense: Program) -> Program:
+    """With weights that are 2:4, which are there in their compressed form, too."""
+    (op,) = dense.ops
+    name = op.w if isinstance(op, Conv) else op.b if isinstance(op, Gemm) else ""
+    w = dense.constants[name]
+    assert isinstance(w, Literal)
+    return compress(replace(dense, constants={**dense.constants, name: Literal(pruned(w.values))}), {})
 
-    def program(case: str) -> Program:
-        dense = make(case, *args, **how)
-        (op,) = dense.ops
-        name = op.w if isinstance(op, Conv) else op.b if isinstance(op, Gemm) else ""
-        w = dense.constants[name]
-        assert isinstance(w, Literal)
-        return compress(replace(dense, constants={**dense.constants, name: Literal(pruned(w.values))}), {})
 
-    return program
+def _sparse(make: Callable[..., Program], *args, **how) -> Case:
+    return Case(make, args, how, _with_pruned)
 
 
 CASES: Cases = {

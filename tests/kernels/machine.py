@@ -485,28 +485,23 @@ class Machine:
         by = np.uint64(0 if "global" in parts else SHARED)
         return self.plain(operands, "u64", (lambda a: a - by) if parts[1] == "to" else (lambda a: a + by))
 
+    def of_pairs(self, base: str, half: np.dtype[Any], operands: list[str]) -> Step:
+        """Of two halves of each word."""
+        functions: dict[str, Callable[..., np.ndarray]] = {
+            "mul": np.multiply, "sub": np.subtract, "fma": lambda a, b, c: a.astype(np.float64) * b + c, "max": np.maximum,
+        }  # fmt: skip
+        assign, words = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
+
+        def step(mask: np.ndarray) -> None:
+            pairs = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(half) for v in words)
+            assign(functions[base](*pairs).astype(half).view(np.uint32), mask)
+
+        return step
+
     def binary(self, parts: list[str], operands: list[str]) -> Step:
         base, kind = parts[0], parts[-1]
-        if kind == "f16x2":
-            pairs: dict[str, Callable[..., np.ndarray]] = {
-                "mul": np.multiply, "sub": np.subtract, "fma": lambda a, b, c: a.astype(np.float64) * b + c,
-            }  # fmt: skip
-            assign, words = self.target(operands[0]), [self.source(o, "u32") for o in operands[1:]]
-
-            def of_halves(mask: np.ndarray) -> None:
-                halves = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(np.float16) for v in words)
-                assign(pairs[base](*halves).astype(np.float16).view(np.uint32), mask)
-
-            return of_halves
-        if kind in ("s16x2", "u16x2"):
-            assign, (x, y) = self.target(operands[0]), (self.source(o, "u32") for o in operands[1:])
-            largest = {"max": np.maximum}[base]
-
-            def of_pairs(mask: np.ndarray) -> None:
-                pairs = (np.ascontiguousarray(np.broadcast_to(v, (self.n,))).view(dtype_of(kind[:3])) for v in (x, y))
-                assign(largest(*pairs).view(np.uint32), mask)
-
-            return of_pairs
+        if kind in ("f16x2", "s16x2", "u16x2"):
+            return self.of_pairs(base, dtype_of(kind[:3]), operands)
         if kind == "pred":
             return self.plain(operands, "pred", {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[base])
         kind = f"u{kind[1:]}" if kind[0] == "b" else kind

@@ -161,7 +161,7 @@ KINDS = [(x, w, I32) for x, w in MIXES] + [(U8, I8, F16), (I8, I8, F32), (I8, I8
 
 
 @pytest.mark.parametrize(("x", "w", "y"), usually(KINDS, 7))
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+@pytest.mark.parametrize("arch", usually(["sm_75", "sm_80"], "sm_75"))
 def test_both_signs_and_every_result(x: DType, w: DType, y: DType, arch: str) -> None:
     check(gemm(21, 19, 75, x, w, y), arch=arch, config={"bm": 32, "bn": 64, "bk": 128, "splits": 1})
 
@@ -371,7 +371,7 @@ def test_what_is_added_to_bytes_that_are_turned(y: DType, r: DType, more: Config
 
 @pytest.mark.parametrize(
     ("program", "bn"),
-    usually([(conv((2, 20, 7, 6), 96, (1, 1), (U8, I8, U8)), 64), (with_residual(I8, U8, channels=160), 128)], 0, 1),
+    usually([(conv((2, 20, 7, 6), 96, (1, 1), (U8, I8, U8)), 64), (with_residual(I8, U8, channels=160), 128)], 1),
     ids=("plain", "added"),
 )
 def test_lanes_have_eight_neighbours_where_columns_come_by_32(program: Program, bn: int) -> None:
@@ -382,7 +382,7 @@ def test_lanes_have_eight_neighbours_where_columns_come_by_32(program: Program, 
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
-@pytest.mark.parametrize("bm", [64, 128])
+@pytest.mark.parametrize("bm", usually([64, 128], 0))
 def test_what_is_added_to_bytes_comes_a_tile_ahead(bm: int) -> None:
     """Twelve or twenty-four tiles of two blocks, the last rows of which are beyond the result: a warp has several turns, some
     without rows."""
@@ -409,7 +409,7 @@ HALO = {
 }
 
 
-@pytest.mark.parametrize("case", usually(HALO, "64 channels", "three warpgroups"))
+@pytest.mark.parametrize("case", usually(HALO, "three warpgroups"))
 def test_convolutions_from_patches(case: str) -> None:
     """By as few blocks as there are parts of the output channels: each has all tiles."""
     program, config, blocks = HALO[case]

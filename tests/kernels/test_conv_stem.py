@@ -50,7 +50,6 @@ def on(blocks: int):
             (conv("two columns", (3, 3, 9, 3), 8, (2, 2), pad=0, source="planes"), 16, 1, 2),
         ],
         0,
-        3,
         6,
     ),
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
@@ -59,9 +58,7 @@ def test_values(program, columns: int, groups: int, blocks: int) -> None:
     check(KERNEL, program, {"columns": columns, "warpgroups": groups}, arch=ARCH, run=on(blocks))
 
 
-@pytest.mark.parametrize(
-    ("y", "columns", "stride"), [(DType.U8, 64, 2), pytest.param(DType.I8, 32, 1, marks=thorough), (DType.I8, 16, 2)]
-)
+@pytest.mark.parametrize(("y", "columns", "stride"), usually([(DType.U8, 64, 2), (DType.I8, 32, 1), (DType.I8, 16, 2)], 2))
 def test_results_in_bytes(y: DType, columns: int, stride: int) -> None:
     """Rounded, moved by a zero point and saturated, as a quantized network's first layer stores them; none is off by a step."""
     program = conv("bytes", (1, 3, 35, 37), 40, (3, 3), stride=stride, ep="bias")
@@ -87,7 +84,7 @@ def test_all_blocks_have_work() -> None:
     check(KERNEL, program, arch=ARCH, run=machine.run)
 
 
-@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("constant", usually([True, False], 1))
 def test_computed_weights_come_after_the_launches_before(constant: bool) -> None:
     """What is no constant is read behind griddepcontrol.wait."""
     program = conv("weights", (1, 3, 9, 12), 24, (3, 3), ep="bias relu")

@@ -360,7 +360,6 @@ def rounded(values: np.ndarray, digits: int) -> np.ndarray:
             (DType.F32, DType.F32, 16, 2),
             (DType.F16, DType.F32, 11, 1),
         ],
-        1,
         2,
     ),
 )

@@ -142,7 +142,7 @@ def test_boxes_are_of_all_that_is_stored_and_of_what_is_added(case, config):
 # --- As it is compiled ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", usually([3, 16, 24, 32, 40, 64, 70, 112, 144], 0, 6))
+@pytest.mark.parametrize("k", usually([3, 16, 24, 32, 40, 64, 70, 112, 144], 6))
 @pytest.mark.parametrize(("bm", "bn", "words"), usually([(64, 32, "bias relu"), (128, 16, "bias residual")], 1))
 def test_compiled_code_computes(k, bm, bn, words, monkeypatch):
     """A K of every remainder, in blocks that take several tiles each, the last of them not full; small ones in narrow boxes."""
@@ -486,7 +486,7 @@ SHORT = {
 of 32 bytes, or where boxes end with them anyway."""
 
 
-@pytest.mark.parametrize("case", usually(SHORT, "32 for 22 of 150", "96 of 352"))
+@pytest.mark.parametrize("case", usually(SHORT, "96 of 352"))
 def test_a_short_first_stage(case: str) -> None:
     channels, short, how = SHORT[case]
     program = of_8_bits(case, (1, channels, 9, 8), 48, (1, 1), (DType.U8, DType.I8, DType.U8), residual=DType.U8)

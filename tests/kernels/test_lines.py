@@ -7,7 +7,7 @@ import pytest
 
 from tccompile.arch import ARCHS
 from tccompile.emit.compile import resources
-from tccompile.ir.ops import Carry, Cumulate, Places, Scatter, TopK
+from tccompile.ir.ops import OPS, Carry, Cumulate, Places, Scatter, TopK
 from tccompile.ir.program import Program
 from tccompile.ir.reference import compute
 from tccompile.ir.types import DType
@@ -19,6 +19,7 @@ from tccompile.kernels.sort import SortKernel
 from tccompile.kernels.spec import I32, Config, Kernel
 from tccompile.kernels.top_k import TopKKernel
 from tccompile.lower.lines import plain
+from tests.gpu.cases import CASES as ALL
 from tests.gpu.cases import F16, F32, I64, Builder, cumulate, program_of, top_k
 from tests.kernels import machine, simulator
 from tests.kernels.support import ARCH, cases_of, check
@@ -65,6 +66,12 @@ def test_a_row_that_an_iteration_gives(shape: tuple[int, ...], dtype: DType, goi
 
 
 SMALL = ("top_k_integers", "cumsum_in_chunks", "places")
+
+
+@thorough
+def test_cases_are_of_the_op_that_their_makers_have() -> None:
+    for kind in OPS:
+        assert cases_of(kind) == [case for case in ALL if isinstance(program_of(case).ops[0], kind)], kind
 
 
 @pytest.mark.parametrize(

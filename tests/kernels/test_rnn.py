@@ -73,7 +73,7 @@ def test_fewer_blocks_than_parts(arch: str) -> None:
 
 def test_weights_that_do_not_fit() -> None:
     """Chunks beyond those that are kept are read from memory, and sequences are taken in several turns."""
-    program = rnn("r", "rnn", 2, 5, 290, functions="relu")
+    program = rnn("r", "rnn", 2, 3, 290, functions="relu")
     small = replace(ARCHS["sm_61"], smem_block=8 * 1024)
     config = {"units": 8, "batch": 4}
     (launch,) = SIMT.work(program.ops[0], program, config, small).launches

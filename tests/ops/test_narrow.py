@@ -12,6 +12,7 @@ import tccompile
 from tccompile.ir.types import DType
 from tccompile.pipeline import without_code
 from tests.networks import relative_error
+from tests.tiers import usually
 
 FLOAT, INT8 = TensorProto.FLOAT, TensorProto.INT8
 FLOATS = ["FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT4E2M1"]
@@ -68,8 +69,9 @@ def edges(elem: str) -> np.ndarray:
     return np.resize(found, (-(-len(found) // 192), 6, 32))
 
 
-@pytest.mark.parametrize("saturate", [1, 0])
-@pytest.mark.parametrize("elem", FLOATS)
+@pytest.mark.parametrize(
+    ("elem", "saturate"), usually([(elem, saturate) for elem in FLOATS for saturate in (1, 0)], 0, 3, 4, 7, 8)
+)
 def test_floats_are_rounded_as_a_cast_rounds_them(elem: str, saturate: int) -> None:
     made = model(
         [

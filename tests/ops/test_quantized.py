@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
+from tccompile.ir.expr import load as load_of
 from tccompile.ir.ops import Conv, Gemm, Pointwise
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
@@ -351,6 +352,16 @@ def test_computed_scales_are_in_epilogues_of_products(image: bool) -> None:
     assert program.tensors[product.y].dtype is (DType.F16 if image else DType.I32)
 
 
+@pytest.mark.parametrize("image", [True, False])
+def test_numbers_of_dynamic_quantization_are_made_by_those_who_read_them(image: bool) -> None:
+    """The extremes are steps, and what quantizes and multiplies; scales and zero points would be four launches more."""
+    net = Net(opset=21, x=(1, 64, 9, 8) if image else (16, 256))
+    sums, scale = dynamically(net, "x", filters(net, 32, 64, 3, 3) if image else filters(net, 256, 32))
+    program = stored(net.out(net("Mul", sums, scale)))
+    kinds = [type(op).__name__ for op in program.ops if not (isinstance(op, Pointwise) and op.epilogue.expr == load_of(0))]
+    assert kinds == ["Reduce", "Reduce", "Pointwise", "Conv" if image else "Gemm"]
+
+
 def test_sums_of_bytes_are_whole_numbers() -> None:
     """Symmetric quantization by a computed scale: bytes are multiplied as they are, and no input is known to bound their sums."""
     net = Net(opset=21, x=(1, 16, 256))
@@ -387,6 +398,7 @@ def microsoft(
 
 IMAGE_SHAPE = (2, 6, 9, 8)
 X = ["x", np.float32(0.031), np.uint8(117)]
+POOL = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}
 OTHER = ["b", np.float32(0.017), np.uint8(9)]
 Y = [np.float32(0.043), np.uint8(100)]
 
@@ -399,7 +411,7 @@ Y = [np.float32(0.043), np.uint8(100)]
         ("QLinearSigmoid", [*X, np.float32(1 / 255), np.uint8(0)], {}),
         ("QLinearLeakyRelu", [*X, *Y], {"alpha": 0.3}),
         ("QLinearGlobalAveragePool", [*X, *Y], {}),
-        ("QLinearAveragePool", [*X, *Y], {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}),
+        ("QLinearAveragePool", [*X, *Y], POOL),
         ("QLinearConcat", [*Y, *X, *OTHER], {"axis": 1}),
         ("QLinearWhere", ["c", *X, *OTHER, *Y], {}),
     ],
@@ -413,6 +425,25 @@ def test_microsoft_s_operators(op: str, inputs: list[Any], attrs: dict[str, Any]
     got, want = evaluate(lower(load(model)), given, sources(model)), reference(model, given)
     difference = np.abs(got["y"].astype(int) - want["y"].astype(int))
     assert difference.max() <= 1 and (difference > 0).mean() < 0.02  # ONNX Runtime takes sums of integers, or tables
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("zeros", [(3, 7, 5), (0, 0, None)])
+@pytest.mark.parametrize(("op", "attrs"), [("QLinearAdd", {}), ("QLinearMul", {}), ("QLinearAveragePool", POOL)])
+def test_halves_between_bytes_are_rounded_as_by_onnx_runtime(op: str, attrs: dict[str, Any], zeros: Any, dtype: Any) -> None:
+    """One scale is a multiple of another, so many results lie halfway between two bytes: all bytes are ONNX Runtime's."""
+    points = [None if z is None else dtype(z) for z in zeros]
+    x, other, y = ([s, point] for s, point in zip(np.float32([0.01, 0.02, 0.04]), points, strict=True))
+    operands = {"x": x} if attrs else {"x": x, "b": other}
+    inputs = [v for name, own in operands.items() for v in (name, *own)] + y
+    model = microsoft(op, inputs[: len(inputs) - (zeros[2] is None)], dict.fromkeys(operands, IMAGE_SHAPE), dtype, **attrs)
+    rng, limits = np.random.default_rng(0), np.iinfo(dtype)
+    given = {}
+    for value in model.graph.input:
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        given[value.name] = rng.integers(limits.min, limits.max + 1, IMAGE_SHAPE).astype(dtype)
+    got = evaluate(lower(load(model)), given, sources(model))
+    np.testing.assert_array_equal(got["y"], reference(model, given)["y"])
 
 
 def test_microsoft_s_softmax() -> None:

@@ -47,3 +47,10 @@ def test_a_region_is_the_least_box():
     few, many = below.divided(0, 26)
     assert [(size.low, size.high) for size in many.box] == [(26, 32), (2, 3)] and many.product is None
     assert few.product == (4, 100)
+
+
+@pytest.mark.parametrize("size", [Size("n", 0, 0), Size("n", 3, 40), Size("n", 3, 40, 7), Size("n", 5, 6, 4)])
+def test_the_nearest_size(size):
+    """That which is nearest of all, and of two the smaller one."""
+    for at in np.arange(-4, 50, 0.5):
+        assert size.near(at) == min(size.all, key=lambda n: abs(n - at))

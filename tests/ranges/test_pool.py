@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tccompile.arch import ARCHS
 from tccompile.dump import Dump
+from tccompile.ir.ops import Attention
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
@@ -19,13 +22,14 @@ from tccompile.options import Options
 from tccompile.pipeline import Told, to_patterns
 from tccompile.ranges.box import between
 from tccompile.ranges.launches import key_of
-from tccompile.ranges.pool import FEW, LEFT, LESS, Case, Known, _by_use, _codes_for, _Costs, _most
-from tccompile.ranges.steps import _kind, _ranked
-from tccompile.schedule.choose import Candidate
+from tccompile.ranges.pool import ENOUGH, FEW, LEFT, LESS, LITTLE, Case, Known, _by_use, _codes_for, _Costs, _most
+from tccompile.ranges.steps import _kind, _ranked, parts
+from tccompile.schedule.choose import Candidate, candidates
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
 from tccompile.stages.progress import quiet
 from tests.kernels.test_pair_sm90 import bottlenecks
+from tests.ranges.models import Graph
 
 
 def code(name: str) -> Code:
@@ -42,9 +46,11 @@ def points(ops: int, slower: float) -> list[list[Case]]:
 @pytest.mark.parametrize(
     ("ops", "slower", "left", "own"),
     [
-        (10, 0.006, LESS, 0),
-        (10, 0.013, LESS, 5),
-        (10, 0.034, LESS, 8),
+        (10, 0.0015, LITTLE, 0),
+        (10, 0.0039, LITTLE, 5),
+        (10, 0.011, LITTLE, 9),
+        (2 * ENOUGH, 0.006, LESS, 0),
+        (2 * ENOUGH, 0.013, LESS, ENOUGH - 2),
         (3 * FEW, 0.019, LEFT, 0),  # more than a few would be needed for that
         (3 * FEW, 0.039, LEFT, 3 * FEW // 2 - 1),
     ],
@@ -62,13 +68,13 @@ def test_codes_come_in_the_order_of_their_use():
     assert [c.kernel for c in _by_use(points(4, 0.01), pool)] == ["shared", "own 2", "other"]
 
 
-@pytest.mark.parametrize(("weights", "most", "parts"), [(1 << 10, 19, 1), (1 << 19, 30, 4), (1 << 24, 32, 128)])
-def test_a_plan_of_few_weights_has_few_codes_and_parts(weights, most, parts):
+@pytest.mark.parametrize(("weights", "most", "room"), [(1 << 10, 19, 1), (1 << 19, 30, 4), (1 << 24, 32, 128)])
+def test_a_plan_of_few_weights_has_few_codes_and_parts(weights, most, room):
     """Twelve codes would do for one size; a plan of a megabyte has room for so many codes as are worth it."""
     tensor = dense("w", (weights,), DType.U8)
     program = Program((), (), {"w": tensor}, {"w": None}, (None,) * 40)
     costs = [[(1.0, frozenset([code(f"own {i}")]))] for i in range(12)]
-    assert _most([[[Case(1 / 12, own, 1.5) for own in costs]]], [program]) == (most, parts)
+    assert _most([[[Case(1 / 12, own, 1.5) for own in costs]]], [program]) == (most, room)
 
 
 def test_no_size_loses_much():
@@ -117,3 +123,30 @@ def test_slow_candidates_of_the_pool_are_known_at_sizes_where_others_are_faster(
             found = known._also(asked, slow, of_op, arch)
             assert {key_of(c) for c, codes in found if codes} == {key_of(c) for c in of_op}
             assert len({key_of(c) for c, _ in found}) == len(found)
+
+
+def one_row(heads: int = 8, size: int = 64) -> onnx.ModelProto:
+    """One row's attention to open many keys, as a decoder's."""
+    g = Graph()
+    weights = g.op("Softmax", g.op("MatMul", "q", g.op("Transpose", "k", perm=[0, 1, 3, 2])), axis=-1)
+    y = g.op("MatMul", weights, "v")
+    shapes = {"q": [1, heads, 1, size], "k": [1, heads, "keys", size], "v": [1, heads, "keys", size]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph(g.nodes, "one_row", inputs, [helper.make_tensor_value_info(y, TensorProto.FLOAT, None)], g.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_keys_are_split_over_blocks_at_all_sizes():
+    """Into as many parts as there are tiles, by one choice for a range of them; and a kernel that takes several times as long as
+    others at some sizes is not taken for all."""
+    options = Options(archs=("sm_90a",), precision="fp16", ranges={"keys": Size("keys", 2, 2047)})
+    (pattern,), _ = to_patterns(read(one_row()), options, Dump(None), quiet, Told())
+    arch, known = ARCHS["sm_90a"], Known(NO_TIMINGS, [pattern])
+    found = parts(pattern, ("sm_90a",), (), NO_TIMINGS, known)
+    assert len(found) <= 12
+    for keys in (5, 100, 300, 448, 700, 1024, 1500, 2047):
+        (part,) = (part for part in found if part.region.box[0].low <= keys <= part.region.box[0].high)
+        program = pattern.at((keys,))
+        (at,) = (i for i, op in enumerate(program.ops) if isinstance(op, Attention))
+        choice, best = part.choices["sm_90a"][at], candidates(program.ops[at], program, arch)[0]
+        assert choice.kernel.cost(program.ops[at], program, choice.config, arch) < 1.1 * best.cost

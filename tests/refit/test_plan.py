@@ -27,10 +27,10 @@ from tests.networks import RECURRENT, reference, relative_error, skeleton
 from tests.ops.test_float8 import Made
 from tests.refit.common import KINDS, bits, convolutions, feeds, of_bytes, outputs, plan_of, products, tuned, weights
 from tests.rewrites.common import Net
-from tests.tiers import thorough
+from tests.tiers import thorough, usually
 
 
-@pytest.mark.parametrize("precision", ["mixed", "fp16", "fp32", "bf16"])
+@pytest.mark.parametrize("precision", usually(["mixed", "fp16", "fp32", "bf16"], "mixed", "bf16"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fine_tuned_model_in_the_old_plan(kind: str, precision: str) -> None:
     """The worked example: a model is compiled, fine-tuned, refitted, and is what a fresh compile makes of it, to the bit."""

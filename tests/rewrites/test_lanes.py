@@ -18,6 +18,7 @@ from tccompile.rewrites import rewrite
 from tccompile.runtime.session import Session
 from tests.networks import feeds, reference, relative_error
 from tests.rewrites.common import Net, check_recipes, check_same
+from tests.tiers import usually
 
 Body = Callable[[Net, str, int], str]
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -206,12 +207,17 @@ def embedding_bag(mode: str, lengths: Sequence[int], weighted: bool) -> tuple[on
     return made, {"ids": np.random.default_rng(0).integers(0, 30, total)}
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("mode", ["Sum", "Mean", "Max"])
-@pytest.mark.parametrize("bags", ["even", "uneven", "some empty"])
+BAGS = [
+    (mode, weighted, bags)
+    for bags in ("even", "uneven", "some empty")
+    for mode in ("Sum", "Mean", "Max")
+    for weighted in (False, True)
+    if bags != "some empty" or mode == "Sum"  # a mean of nothing is no number
+]
+
+
+@pytest.mark.parametrize(("mode", "weighted", "bags"), usually(BAGS, *range(0, len(BAGS), 3)))
 def test_an_embedding_bag_is_a_few_steps(mode: str, weighted: bool, bags: str) -> None:
-    if bags == "some empty" and mode != "Sum":
-        return  # a mean of nothing is no number
     lengths = {"even": [3] * 20, "uneven": [1, 4, 2, 7, 3] * 4, "some empty": [1, 4, 0, 7, 3] * 4}[bags]
     model, inputs = embedding_bag(mode, lengths, weighted)
     once(model, 9, **inputs)

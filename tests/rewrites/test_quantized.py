@@ -42,6 +42,16 @@ def test_groups_and_lines() -> None:
     check(net.out(y), INTEGER)
 
 
+@pytest.mark.parametrize(("several", "group", "zero"), [(True, 1, 0), (False, 1, 7), (True, 1, 7), (False, 2, 0)])
+def test_transposed_convolutions(several: bool, group: int, zero: int) -> None:
+    """They are convolutions of integers whose weights have the zero point at taps that are not there."""
+    net = Net(opset=21, x=(1, 32, 5, 4))
+    w = weights(net, 32, 8, 3, 3, zero=zero, axis=1, several=several)
+    attributes = {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1], "group": group}
+    y = net("ConvTranspose", quantized(net, "x", np.uint8(117)), w, net.normal(8 * group), **attributes)
+    check(net.out(y), INTEGER | {"Add": 1, "DepthToSpace": 1})
+
+
 @pytest.mark.parametrize("how", ["MatMul", "a transposed matrix", "Gemm", "Gemm, transposed"])
 def test_matrix_products(how: str) -> None:
     net = Net(opset=21, x=(5, 24))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ import pytest
 
 from tccompile.errors import InputError, LaunchError, PlanError
 from tccompile.ir.extent import least
+from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.plan.file import Plan
 from tccompile.plan.format import Address, Entry, Family, Int, Map
@@ -305,12 +308,30 @@ def test_what_numbers_are_at_all_sizes_proves_rules_that_their_formulas_alone_do
 def test_arrays_for_outputs_are_made_while_the_gpu_works(fake, monkeypatch):
     """... since their pages take longer than the copies that would wait for them"""
     api = fake()
-    monkeypatch.setattr(gpu, "touched", lambda t: (api.log.append(("made", t.shape)), touched(t))[1])
+    monkeypatch.setattr(gpu, "touched", lambda new: (api.log.extend(("made", t.shape) for t in new), touched(new))[1])
     with Session(of_rows(), "gpu") as s:
         api.log.clear()
         same(s.run(None, {"x": x_of(30)}), expected(x_of(30)))
         done = [what for what, *_ in api.log]
         assert done[-1] == "synchronize" and done.index("launch") < done.index("made") and done.count("made") == 2
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30])
+def test_pages_of_new_arrays_are_there(monkeypatch, most):
+    """... by several threads, and by this one: nothing that is written then makes the system wait"""
+    names = list[str]()
+    monkeypatch.setattr(room, "MANY", most)
+    monkeypatch.setattr(
+        room, "_touch", lambda part, said=room._touch: (names.append(threading.current_thread().name), said(part))
+    )
+    shapes = [(3, 1 << 20), (5, 7), (), (0, 4)]
+    tensors = [dense(f"y{i}", shape, DType.F32) for i, shape in enumerate(shapes)]
+    arrays = touched(tensors)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays[0][:] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 100  # of 3072
+    assert [a.shape for a in arrays] == shapes and {a.dtype for a in arrays} == {np.dtype(np.float32)}
+    assert (threading.current_thread().name in names) == (most > 1) and len(names) == 14
 
 
 def test_pinned_memory_is_for_the_smallest_arrays(fake, monkeypatch):

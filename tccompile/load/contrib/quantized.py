@@ -3,7 +3,7 @@ numbers taken apart and put together again, or products of integers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,34 +25,57 @@ def _take(p: Parts, x: str, scale: str, zero: str = "", **attributes: Any) -> st
     return p.add("DequantizeLinear", [x, scale, zero], **attributes)
 
 
-def _store(p: Parts, x: str, scale: str, zero: str = "") -> None:
-    p.add("QuantizeLinear", [x, scale, zero], p.outputs[0])
-
-
 def _standard(p: Parts) -> None:
     """The operator of the same name."""
     p.add(p.node.op_type, p.inputs, p.outputs[0], **_kept(p))
 
 
-def _unary(op: str) -> Operator:
+def _store(p: Parts, x: str, scale: str, zero: str) -> None:
+    p.add("QuantizeLinear", [x, scale, zero], p.outputs[0])
+
+
+def _store_steps(p: Parts, steps: str, zero: str) -> None:
+    """Rounds numbers of y's steps with the zero point in them, as ONNX Runtime does on x86: a half goes to the even byte.
+    QuantizeLinear rounds before it adds a zero point; where that is odd, it takes the other byte."""
+    moved = p.add("Add", [steps, p.add("Cast", [zero], to=FLOAT)])
+    _store(p, moved, p.constant(np.float32(1.0)), p.constant(np.zeros((), p.dtype(0))))
+
+
+def _store_quotient(p: Parts, x: str, scale: str, zero: str) -> None:
+    _store_steps(p, p.add("Div", [x, scale]), zero)
+
+
+def _zero(p: Parts, zero: str) -> str:
+    """y's zero point: 0 of the first operand's type if it is left out."""
+    return zero or p.constant(np.zeros((), p.dtype(0)))
+
+
+def _unary(op: str, store: Callable[[Parts, str, str, str], None] = _store) -> Operator:
     """Of (x, scale, zero point, y's scale, zero point), maybe with channels last."""
 
     def operator(p: Parts) -> None:
         last, rank = p.attributes.get("channels_last", 0), len(p.shape(0))
         x = _take(p, *p.inputs[:3])
         x = p.add(op, [p.channels_first(x, rank) if last else x], **_kept(p))
-        _store(p, p.channels_last(x, rank) if last else x, *p.inputs[3:5])
+        store(p, p.channels_last(x, rank) if last else x, p.inputs[3], _zero(p, p.inputs[4]))
 
     return operator
 
 
-def _binary(op: str) -> Operator:
-    """Of (a, scale, zero point, b, scale, zero point, y's scale, zero point)."""
+def _qlinear_add(p: Parts) -> None:
+    """(a, scale, zero point, b, scale, zero point, y's scale, zero point): a and b in y's steps, by quotients of scales, as ONNX
+    Runtime adds them. Where one scale is a multiple of another many sums are halves, which other factors would make no halves."""
+    a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = p.inputs[:8]
+    steps = [_take(p, x, p.add("Div", [own, scale]), its) for x, own, its in ((a, a_scale, a_zero), (b, b_scale, b_zero))]
+    _store_steps(p, p.add("Add", steps), _zero(p, zero))
 
-    def operator(p: Parts) -> None:
-        _store(p, p.add(op, [_take(p, *p.inputs[:3]), _take(p, *p.inputs[3:6])], **_kept(p)), *p.inputs[6:8])
 
-    return operator
+def _qlinear_mul(p: Parts) -> None:
+    """(a, scale, zero point, b, scale, zero point, y's scale, zero point): a product of integers times one number."""
+    a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = p.inputs[:8]
+    one, factor = p.constant(np.float32(1.0)), p.add("Div", [p.add("Mul", [a_scale, b_scale]), scale])
+    product = p.add("Mul", [_take(p, a, one, a_zero), _take(p, b, one, b_zero)])
+    _store_steps(p, p.add("Mul", [product, factor]), _zero(p, zero))
 
 
 def _qlinear_softmax(p: Parts) -> None:
@@ -298,13 +321,13 @@ OPERATORS: dict[str, Operator] = {
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "MatMulNBits": _matmul_n_bits,
     "QGemm": _qgemm,
-    "QLinearAdd": _binary("Add"),
-    "QLinearAveragePool": _unary("AveragePool"),
+    "QLinearAdd": _qlinear_add,
+    "QLinearAveragePool": _unary("AveragePool", _store_quotient),
     "QLinearConcat": _qlinear_concat,
     "QLinearConv": _qlinear_conv,
     "QLinearGlobalAveragePool": _unary("GlobalAveragePool"),
     "QLinearLeakyRelu": _unary("LeakyRelu"),
-    "QLinearMul": _binary("Mul"),
+    "QLinearMul": _qlinear_mul,
     "QLinearReduceMean": _qlinear_reduce_mean,
     "QLinearSigmoid": _unary("Sigmoid"),
     "QLinearSoftmax": _qlinear_softmax,
