@@ -10,7 +10,7 @@ import pytest
 
 from tccompile import layout
 from tccompile.ir.limits import check_program
-from tccompile.ir.ops import Gemm
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import LANES, dense
 from tccompile.ir.types import DType
@@ -88,6 +88,30 @@ def test_operands_of_products_have_rows_of_16_bytes(dtype: DType, channels: int)
     assert laid["a"].padded == (5, channels) and laid["b"].padded == (7, channels) and laid["a"].strides == (channels, 1)
     assert laid["a"].strides[0] * dtype.bits % (8 * 16) == 0
     assert laid["y"] == tensors["y"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "step"),
+    [
+        ((7, 144, 1, 1), DType.I8, 256),
+        ((7, 64, 1, 1), DType.E4M3, 128),
+        ((7, 160, 1), DType.E4M3, 256),  # an image of height 1
+        ((7, 48, 1, 1), DType.I8, 48),  # less than half a line
+        ((7, 256, 1, 1), DType.I8, 256),
+        ((7, 144, 1, 1), DType.F16, 144),
+        ((7, 64, 3, 3), DType.I8, 576),
+    ],
+)
+def test_rows_of_weights_begin_with_lines(shape: tuple[int, ...], dtype: DType, step: int) -> None:
+    """Those of 8 bits whose window is one pixel, which the copy engine reads a line at a time."""
+    order = (0, *range(2, len(shape)), 1)
+    pixels, pads = (4,) * (len(shape) - 2), tuple(n // 2 for n in shape[2:])
+    x, y = dense("x", (1, shape[1], *pixels), dtype, order), dense("y", (1, 7, *pixels), DType.F16, order)
+    tensors = {"x": x, "w": dense("w", shape, dtype, order), "y": y}
+    op = Conv(nodes=("conv",), y="y", x="x", w="w", strides=(1,) * len(pads), pads=pads, dilations=(1,) * len(pads))
+    w = layout.lay_out(Program((), (), tensors, {"w": Literal(np.zeros(shape))}, (op,))).tensors["w"]
+    assert w.strides[0] == step and w.padded == tensors["w"].padded and w.strides[1:] == tensors["w"].strides[1:]
+    assert layout.lay_out(Program((), (), tensors, {}, (op,))).tensors["w"] == tensors["w"]
 
 
 def test_other_forms_of_weights_are_operands_too() -> None:

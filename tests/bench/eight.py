@@ -21,6 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source
+from tccompile.layout import in_lines
 from tests.bench.layers import QUICK, ConvLayer, GemmLayer, Peer, Row, deepbench, ours, zoo
 
 NHWC = (0, 2, 3, 1)
@@ -109,7 +110,9 @@ class Convolution:
         given: dict[str, Recipe] = {"w": Source("w", layer.w, "")}
         given["scale"] = Literal(np.full(outer, fan_in * (2.0**-8 if of_bytes else 1), np.float32))
         given["bias"] = Literal(np.zeros(outer, np.float32))
-        tensors = [dense("x", layer.x, x, NHWC, 16), dense("w", layer.w, w, NHWC, 16), dense("scale", (outer,), F32)]
+        weights = dense("w", layer.w, w, NHWC, 16)
+        weights = in_lines(weights) if layer.groups == 1 and layer.w[2:] == (1, 1) else weights  # as `layout` does
+        tensors = [dense("x", layer.x, x, NHWC, 16), weights, dense("scale", (outer,), F32)]
         tensors += [dense("bias", (outer,), F32), dense("y", layer.y, x, NHWC, 16)]
         acc = cast(Expr("acc", (), None, I64), F32) if of_bytes else ACC
         value = call("add", call("mul", acc, load(0)), load(1))

@@ -72,6 +72,7 @@ from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
+from tccompile.layout import in_lines
 
 ROOT = Path(__file__).parents[2]
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
@@ -378,6 +379,8 @@ def of_8_bits(
         low, high = int(kind.lowest), int(kind.largest)
         values = np.where(b.rng.random(shape) < 0.9, high, low) if extreme else b.rng.integers(low, high + 1, shape)
         b.values(name, values, kind, order, 16)
+    if groups == 1 and {*window} == {1}:
+        b.tensors["w"] = in_lines(b.tensors["w"])
     pads = tuple(k // 2 for k in window)
     spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
     out = (x[0], n, *spatial) if window else (*x[:-1], n)
@@ -429,6 +432,8 @@ def of_float8(
     for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
         values = b.rng.standard_normal(shape) * 4
         b.values(name, values if sign else abs(values), kind, order, 16)
+    if groups == 1 and {*window} == {1}:
+        b.tensors["w"] = in_lines(b.tensors["w"])
     pads = tuple(k // 2 for k in window)
     spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
     out = (x[0], n, *spatial) if window else (*x[:-1], n)
