@@ -5,9 +5,10 @@ of them as if products read each as an operand, and floats in 16 bits, the narro
 has as much padding there as it may need. Here each tensor that owns memory keeps what its format and its readers ask for
 (`padding`), and its parts move with it. Model inputs and outputs stay as they are: without padding.
 
-Weights of 8 bits that a convolution multiplies with single pixels are rows of K bytes, which Hopper's tensor copy engine reads
-128 at a time, in boxes that take longer where they begin inside lines of memory. So each row begins with a line (`in_lines`).
-Activations, with such gaps, would be larger for all that reads and writes them.
+Weights that a convolution multiplies with single pixels are rows of K, which Hopper's tensor copy engine reads 128 bytes at a
+time, in boxes that take longer where they reach into a second line of memory. So each row begins with a line (`in_lines`).
+Activations, with such gaps, would be larger for all that reads and writes them; and where an image is one pixel, as in squeeze
+and excitation, weights are read but once.
 """
 
 from __future__ import annotations
@@ -31,21 +32,28 @@ def lay_out(program: Program) -> Program:
     whole = {name: t for name, t in old.items() if t.base is None}
     new = {name: t if name in fixed else _padded(t, padding(t.dtype, name in multiplied)) for name, t in whole.items()}
     parts = {name: _part(t, old[t.base], new[t.base]) for name, t in old.items() if t.base is not None}
-    new |= {name: in_lines(new[name]) for name in _of_single_pixels(program) - {t.base for t in parts.values()}}
-    return replace(program, tensors={name: (new | parts)[name] for name in old})
+    return in_lines(replace(program, tensors={name: (new | parts)[name] for name in old}))
 
 
-def in_lines(w: Tensor) -> Tensor:
-    """Weights of 8 bits, output channels first, whose rows begin with lines of memory, if each has half a line at least."""
-    step = w.strides[0] if w.strides[0] < LINE // 2 else round_up(w.strides[0], LINE)
-    return replace(w, strides=(step, *w.strides[1:]))
+def in_lines(program: Program) -> Program:
+    """The program with rows of weights that begin with lines of memory, of convolutions whose window is one pixel."""
+    whole = {t.base for t in program.tensors.values()}
+    found = {op.w for op in program.ops if isinstance(op, Conv) and _by_pixels(op, program)} - whole
+    laid = {name: _lined(t) if name in found else t for name, t in program.tensors.items()}
+    return replace(program, tensors=laid)
 
 
-def _of_single_pixels(program: Program) -> set[str]:
-    """The constants of 8 bits that are the weights of a convolution of one group whose window is one pixel."""
-    convolutions = (op for op in program.ops if isinstance(op, Conv) and op.groups == 1)
-    weights = (program.tensors[op.w] for op in convolutions)
-    return {w.name for w in weights if w.name in program.constants and w.dtype.bits == 8 and {*w.shape[2:]} <= {1}}
+def _lined(w: Tensor) -> Tensor:
+    """Weights, output channels first, whose rows begin with lines."""
+    return replace(w, strides=(round_up(w.strides[0], 8 * LINE // w.dtype.bits), *w.strides[1:]))
+
+
+def _by_pixels(op: Conv, program: Program) -> bool:
+    """Whether its window is one pixel of several, and its weights are constants that Tensor Cores multiply as they are stored."""
+    x, w = program.tensors[op.x], program.tensors[op.w]
+    several = any(not isinstance(n, int) or n > 1 for n in x.shape[2:])
+    alone = op.groups == 1 and all(n == 1 for n in w.shape[2:])
+    return several and alone and op.w in program.constants and w.dtype.bits in (8, 16)
 
 
 def _multiplied(program: Program) -> set[str]:

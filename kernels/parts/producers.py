@@ -129,13 +129,15 @@ class Producer(Part):
 
 
 class Tiled(Producer):
-    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0); and where the first stage's boxes begin, if that is short.
+    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0); and if the first stage is short, where its boxes begin.
 
     short   whether the first stage counts no more than the end of K, where its boxes end: others begin with K
     shared  blocks of a cluster that have the same rows of A
     """
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: bool = False, shared: int = 1) -> None:
+    def __init__(
+        self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: bool = False, shared: int = 1
+    ) -> None:
         copy_a, rows, depth = _for_all(a, shared) if shared > 1 else boxes(a), a.extent, a.depth
 
         @inline

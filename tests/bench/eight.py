@@ -110,9 +110,7 @@ class Convolution:
         given: dict[str, Recipe] = {"w": Source("w", layer.w, "")}
         given["scale"] = Literal(np.full(outer, fan_in * (2.0**-8 if of_bytes else 1), np.float32))
         given["bias"] = Literal(np.zeros(outer, np.float32))
-        weights = dense("w", layer.w, w, NHWC, 16)
-        weights = in_lines(weights) if layer.groups == 1 and layer.w[2:] == (1, 1) else weights  # as `layout` does
-        tensors = [dense("x", layer.x, x, NHWC, 16), weights, dense("scale", (outer,), F32)]
+        tensors = [dense("x", layer.x, x, NHWC, 16), dense("w", layer.w, w, NHWC, 16), dense("scale", (outer,), F32)]
         tensors += [dense("bias", (outer,), F32), dense("y", layer.y, x, NHWC, 16)]
         acc = cast(Expr("acc", (), None, I64), F32) if of_bytes else ACC
         value = call("add", call("mul", acc, load(0)), load(1))
@@ -123,7 +121,7 @@ class Convolution:
             nodes=(str(self),), y="y", x="x", w="w", strides=layer.strides, pads=layer.pads, dilations=layer.dilations,
             groups=layer.groups, epilogue=Epilogue(expr, views),
         )  # fmt: skip
-        program = unfold_outputs(unfold_inputs(Program((), (), {t.name: t for t in tensors}, given, (op,))))
+        program = in_lines(unfold_outputs(unfold_inputs(Program((), (), {t.name: t for t in tensors}, given, (op,)))))
         return [(part, program) for part in program.ops]
 
 

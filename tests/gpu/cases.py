@@ -131,7 +131,7 @@ class Builder:
         is_output = self.tensors["y"].base is None and self.tensors["y"] == dense(
             "y", self.tensors["y"].shape, self.tensors["y"].dtype, pad=1
         )
-        program = Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,))
+        program = in_lines(Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,)))
         verify(program)
         return program
 
@@ -379,8 +379,6 @@ def of_8_bits(
         low, high = int(kind.lowest), int(kind.largest)
         values = np.where(b.rng.random(shape) < 0.9, high, low) if extreme else b.rng.integers(low, high + 1, shape)
         b.values(name, values, kind, order, 16)
-    if groups == 1 and {*window} == {1}:
-        b.tensors["w"] = in_lines(b.tensors["w"])
     pads = tuple(k // 2 for k in window)
     spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
     out = (x[0], n, *spatial) if window else (*x[:-1], n)
@@ -432,8 +430,6 @@ def of_float8(
     for name, shape, kind in zip("xw", (x, (n, x[1] // groups, *window) if window else (*x[:-2], n, x[-1])), kinds, strict=False):
         values = b.rng.standard_normal(shape) * 4
         b.values(name, values if sign else abs(values), kind, order, 16)
-    if groups == 1 and {*window} == {1}:
-        b.tensors["w"] = in_lines(b.tensors["w"])
     pads = tuple(k // 2 for k in window)
     spatial = (extent(m, p, p, k, stride, 1) for m, p, k in zip(x[2:], pads, window, strict=True)) if window else ()
     out = (x[0], n, *spatial) if window else (*x[:-1], n)
