@@ -8,7 +8,7 @@ has as much padding there as it may need. Here each tensor that owns memory keep
 Weights that a convolution multiplies with single pixels are rows of K, which Hopper's tensor copy engine reads 128 bytes at a
 time, in boxes that take longer where they reach into a second line of memory. So each row begins with a line (`in_lines`).
 Activations, with such gaps, would be larger for all that reads and writes them; and where an image is one pixel, as in squeeze
-and excitation, weights are read but once.
+and excitation, or at small batches rows are long, weights are read but once or twice: those rows are left as they are (`MOST`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from tccompile.ir.tensor import Tensor, dense, padding, translated
 
 LINE = 128
 """Bytes of a line of memory, and of a row of the copy engine's widest boxes."""
+
+
+MOST = 8
+"""Lines of a row of weights up to which it begins with one. In fp16 on an H200, at batches of 1 and 8, 1×1 layers of shorter rows
+are 1.03 times as fast with them; of 528 to 672 channels at batch 1, most take up to 5 % longer, and 5 % less at a batch of 32."""
 
 
 def lay_out(program: Program) -> Program:
@@ -44,8 +49,9 @@ def in_lines(program: Program) -> Program:
 
 
 def _lined(w: Tensor) -> Tensor:
-    """Weights, output channels first, whose rows begin with lines."""
-    return replace(w, strides=(round_up(w.strides[0], 8 * LINE // w.dtype.bits), *w.strides[1:]))
+    """Weights, output channels first, whose rows begin with lines, if these are few."""
+    line, row = 8 * LINE // w.dtype.bits, w.strides[0]
+    return replace(w, strides=(round_up(row, line) if row <= MOST * line else row, *w.strides[1:]))
 
 
 def _by_pixels(op: Conv, program: Program) -> bool:

@@ -98,6 +98,8 @@ def test_operands_of_products_have_rows_of_16_bytes(dtype: DType, channels: int)
         ((7, 160, 1), DType.E4M3, 256),  # an image of height 1
         ((7, 256, 1, 1), DType.I8, 256),
         ((7, 144, 1, 1), DType.F16, 192),
+        ((7, 528, 1, 1), DType.F16, 528),  # more than eight lines
+        ((7, 992, 1, 1), DType.I8, 1024),
         ((7, 144, 1, 1), DType.F32, 144),
         ((7, 64, 3, 3), DType.I8, 576),
     ],
