@@ -383,6 +383,8 @@ class GemmSm90:
     """More, where blocks find no room while that launch's still run, for what they could have copied before."""
     crowded_us: Rate
     """More, where they find none for longer."""
+    crowded_overlapping: Rate
+    """How much of both tiles take whose rough sums are added while others are made."""
     biased_us: Rate
     """More, where they begin by loading a bias."""
     gathering: Rate
@@ -469,6 +471,8 @@ class GemmSm90:
     """The same of 64 or 32 bytes."""
     byte_cycles: Rate
     """The same of 32 bytes, of numbers of 8 bits."""
+    byte_lined_cycles: Rate
+    """The same where rows of weights begin with lines of memory."""
     box_cycles: Rate
     """A box, at least: asking for it is one thread's work."""
     beyond_cycles: Rate
@@ -496,8 +500,7 @@ class GemmSm90:
     spare: Rate
     """So many: see there."""
     beside: Rate
-    """All that tiles of 8 bits take of which more is stored than copied, where blocks share a multiprocessor: one stores while
-    others multiply."""
+    """All that tiles of 8 bits take of one stage or two, where blocks share a multiprocessor: one stores while others multiply."""
     in_turn: Rate
     """All that two tiles take which a multiprocessor has in turn, where it copies both at once."""
     shared_rows: Rate
