@@ -167,6 +167,8 @@ def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:
     """Cycles of the copy engine for a row of a stage that comes in im2col boxes. Blocks that read the same rows at the same time,
     for other columns, share what comes from the L2 cache."""
     part = own.gathering if how.size == 1 else own.gathering_halves + own.gathering_apart / ceil_div(problem.stored, t.bn)
+    if how.size == 2 and how.chunk < how.whole and problem.padded > how.whole:  # boxes of a tap share its lines
+        part *= own.gathering_parts
     return part * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk)
 
 

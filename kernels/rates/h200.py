@@ -245,6 +245,7 @@ H200 = Rates(
         gathering=Rate(0.855, "of the cycles", GEMM_SM90, "2026-11-25"),
         gathering_halves=Rate(0.96, "of the cycles", GATHERED, "2026-11-27"),
         gathering_apart=Rate(0.17, "of the cycles", GATHERED, "2026-11-27"),
+        gathering_parts=Rate(0.6, "of the time", "10 times of 2 convolutions of 96 channels, on an H200", "2026-11-27"),
         strided=Rate(0.42, "of the cycles", "64 times of a convolution of 32 channels at 4 sizes on an H200", "2026-11-26"),
         strided_us=Rate(0.4, "µs", "24 times of it at 2 sizes, in a network, on an H200", "2026-11-26"),
         copy_cycles_us=Rate(1370, "cycles/µs", GEMM_SM90, "2026-11-25"),

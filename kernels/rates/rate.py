@@ -393,6 +393,8 @@ class GemmSm90:
     """One of halves, where many blocks read it at the same time."""
     gathering_apart: Rate
     """More of it where a single block does: it comes from the L2 cache once for all that do."""
+    gathering_parts: Rate
+    """Of that, where a tap's channels fill more than a stage, in boxes of halves of stages."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
     strided_us: Rate
