@@ -502,7 +502,7 @@ class GemmSm90:
     spare: Rate
     """So many: see there."""
     beside: Rate
-    """All that tiles of 8 bits take of one stage or two, where blocks share a multiprocessor: one stores while others multiply."""
+    """All that tiles of 8 bits take of a stage or two, where blocks share a multiprocessor: one stores while others multiply."""
     in_turn: Rate
     """All that two tiles take which a multiprocessor has in turn, where it copies both at once."""
     shared_rows: Rate
