@@ -19,8 +19,9 @@ from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
-LEAST_IN_TURN = 96 * 64
-"""Results of a tile of which a multiprocessor has two in turn; smaller ones were not measured so."""
+IN_TURN = 96 * 64, 200 * 128
+"""The fewest and the most results of tiles of which a multiprocessor has two in turn: smaller ones were not measured so, and larger
+ones were not faster."""
 
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
@@ -34,8 +35,8 @@ def in_turn(problem: Problem, how: Copies, config: Mapping[str, Any], arch: Arch
     those of the second while the first is stored. Only with swapped operands: others were not faster."""
     tiles = ceil_div(problem.rows, config["bm"]) * problem.batches * ceil_div(problem.stored, config["bn"])
     few = how.size == 1 and how.steps <= 2 and config["split"] == 1 and config.get("swapped", False)
-    large = config["bm"] * config["bn"] >= LEAST_IN_TURN
-    return few and large and not config.get("sparse") and arch.sms < tiles <= 2 * arch.sms
+    fits = IN_TURN[0] <= config["bm"] * config["bn"] <= IN_TURN[1]
+    return few and fits and not config.get("sparse") and arch.sms < tiles <= 2 * arch.sms
 
 
 def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
