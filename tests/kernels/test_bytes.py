@@ -282,6 +282,9 @@ FASTEST = [
     (DType.E4M3, (32, 128, 28, 28), 128, {"bm": 96, "bn": 128, "stages": 8}),  # 3.19; as many as K fills 3.27
     (DType.E4M3, (32, 1152, 7, 7), 192, {"bm": 40, "bn": 64, "overlaps": True}),  # 2.64; 64 rows 2.72
     (DType.E4M3, (32, 128, 28, 28), 512, {"bm": 96, "bn": 128}),  # 5.74; 256 rows 7.70
+    (U8, (32, 128, 56, 56), 128, {"bm": 96, "bn": 128}),  # 6.64; 256 rows 8.21
+    (DType.E4M3, (32, 32, 28, 28), 192, {"bm": 200, "bn": 128, "stages": 8}),  # 3.34; 192×96, not swapped, 4.29
+    (DType.E4M3, (32, 320, 14, 14), 128, {"bm": 112, "bn": 64, "overlaps": True}),  # 2.51; sums of pairs of stages 2.61
 ]
 
 
