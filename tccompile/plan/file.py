@@ -147,7 +147,9 @@ class _Reader:
         stored, part = self.section(index)
         data = part.read()
         if hashlib.sha256(data).hexdigest() != stored.sha256:
-            raise PlanError(f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged: copy it again")
+            raise PlanError(
+                f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged, copy it again"
+            )
         return stored, data
 
     def code(self, index: Any) -> bytes:
@@ -377,7 +379,8 @@ def _checked(data: Stretch) -> Plan:
     if version != FORMAT_VERSION:
         newer = "install the newer one that made it, or " if version > FORMAT_VERSION else ""
         raise PlanError(
-            f"the plan has format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model again"
+            f"the plan has format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model "
+            "again"
         )
     stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:
