@@ -32,6 +32,7 @@ from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
+from tccompile.load.narrow import wide
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -161,6 +162,7 @@ class Folder:
         self.control = Unroller(self)
         self.sizes = sizes(self, limits)
         self.factors = _factors(graph)
+        self.given_out = {v.name for v in graph.output}
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 32 * sum(held(w).nbytes for w in constants.values())
         self.work = WORK + 64 * sum(held(w).size for w in constants.values())
@@ -732,6 +734,8 @@ class Folder:
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT or node.output[0] in self.factors:
             return False
+        if self.types[node.output[0]].elem != wide(self.types[node.output[0]].elem) and node.output[0] in self.given_out:
+            return False  # the model gives it as the type's bits
         if node.op_type in ORDERED and any(w.dtype.kind == "f" and np.isnan(held(w)).any() for w in inputs):
             return False
         made_of = sum(held(w).nbytes for w in inputs)
@@ -777,7 +781,8 @@ class Folder:
             log.debug("%s is not folded: %s", title(node), first_line(e))
             return None
         for name, weight in zip(node.output, result, strict=False):
-            if name and (weight.dtype, weight.shape) != (self.types[name].dtype, self.types[name].shape):
+            held_as = onnx.helper.tensor_dtype_to_np_dtype(wide(self.types[name].elem)) if name else None
+            if name and (weight.dtype, weight.shape) != (held_as, self.types[name].shape):
                 log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.dtype)
                 return None
         return result
