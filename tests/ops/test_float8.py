@@ -128,7 +128,7 @@ def test_a_network_in_halves() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_weights_that_the_model_itself_quantizes(dtype: Any) -> None:
-    """As ModelOpt writes them: floats, with QuantizeLinear and DequantizeLinear behind. A plan holds the bytes, and takes others."""
+    """As ModelOpt writes them: floats, with QuantizeLinear and DequantizeLinear behind. Plans have bytes, and take others."""
     made, turned = Made(dtype=dtype), Made(dtype=dtype)
     for m, step in ((made, 1), (turned, -1)):
         w = m.weight("w", m.rng.standard_normal((32, 24))[:, ::step] * 0.2)
