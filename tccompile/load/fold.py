@@ -70,6 +70,9 @@ LEFT = {
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+MOVES = (
+    "Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)  # fmt: skip
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
@@ -101,7 +104,8 @@ def _read_by(graph: onnx.GraphProto) -> set[str]:
 
 
 def _factors(graph: onnx.GraphProto) -> set[str]:
-    """The results of dequantized bytes that products take whose other operand is quantized, too: they multiply integers."""
+    """The results of dequantized bytes that products take whose other operand is quantized, too, or what only moves such: they
+    multiply integers."""
     made = {y: node for node in graph.node if node.domain in ("", "ai.onnx", *contrib.DOMAINS) for y in node.output}
 
     def quantized(name: str) -> str | None:
@@ -110,11 +114,17 @@ def _factors(graph: onnx.GraphProto) -> set[str]:
             node = made.get(node.input[0])
         return node.output[0] if node is not None and node.op_type == "DequantizeLinear" else None
 
+    moved: set[str] = set()  # nodes are in topological order
+    for node in graph.node:
+        if node.op_type in MOVES and node.input:
+            read = node.input if node.op_type == "Concat" else node.input[:1]
+            if all(quantized(name) or name in moved for name in read):
+                moved.update(node.output)
     found: set[str] = set()
     for node in graph.node:
         if node.op_type in PRODUCTS and len(node.input) > 1:
             factors = [quantized(name) for name in node.input[:2]]
-            if None not in factors:
+            if all(factor or name in moved for factor, name in zip(factors, node.input, strict=False)):
                 found.update(filter(None, factors))
     return found
 
