@@ -396,5 +396,7 @@ def test_names_that_the_compiler_would_make() -> None:
 
 
 def test_a_model_that_has_many_names_already():
-    taken = SimpleNamespace(made={}, names={f"size{i or ''}" for i in range(5000)}, folder=SimpleNamespace(types={}, constants={}))
+    taken = SimpleNamespace(
+        made={}, names={f"size{i or ''}" for i in range(5000)}, folder=SimpleNamespace(types={}, constants={})
+    )
     assert [Sizes.fresh(taken, "size") for _ in range(2)] == ["size5000", "size5001"]  # type: ignore[arg-type]
