@@ -1,14 +1,14 @@
 """What candidates of a range's pool take at points of its box, and where a region of it is divided.
 
-Where a region is divided, points are added between the two at which it is, until they are close: tiles fill up somewhere between.
+Where a region is divided, what the two parts take is compared at points between, until the place is known closely: there the
+tiles of one of them are just as many as the multiprocessors have room for, and a few more would take twice as long.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +17,16 @@ from tccompile.arch import Arch
 from tccompile.kernels.spec import Code
 from tccompile.ranges.alike import Pattern
 from tccompile.ranges.box import Point, Region, between, corners
-from tccompile.ranges.launches import Key, key_of
+from tccompile.ranges.launches import key_of
 from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import DOUBTED, Candidate, Group, Whole, compatible
-from tccompile.sizes import Size
 
 GRID = 100
 """Points at which candidates are compared, besides those by which codes are chosen."""
 
-FINE, CLOSER = 1 / 64, 6
-"""How far apart the two sizes are between which a region is divided, as a share of the greater one; and how many points are added
-at most until they are so close."""
+FINE = 1 / 256
+"""How far apart the two sizes are between which a region is divided, as a share of the greater one, where there are such between
+them."""
 
 SINGLE = 0.8
 """Of what the parts lose of a region that is divided by the product of sizes, those that are divided by one of these may lose
@@ -48,35 +47,22 @@ class Shared(NamedTuple):
     lost: float
 
 
-@dataclass(eq=False)
-class _Kind:
-    """Ops that are alike at all points: their candidates, a row for each of what one of them takes at the points, as shares of
-    inferences there, and the microseconds of the fastest."""
+class _Kind(NamedTuple):
+    """Ops that are alike at all points, the first of `Known.ops`: their candidates, a row for each of what one of them takes at
+    the points, as shares of inferences there, and the microseconds of the fastest; how many ops there are, but for those that are
+    in a `_Several`."""
 
-    found: dict[Key, Candidate | Whole]
+    first: int
+    found: Sequence[Candidate | Whole]
     shares: np.ndarray
-    us: list[float]
+    us: Sequence[float]
+    number: int = 1
 
     def everywhere(self, inside: np.ndarray) -> list[int]:
         """The rows of candidates that there are at all of these points, the fastest first."""
         shares = self.shares[:, inside]
         sums = shares.sum(1)
         return sorted((int(k) for k in np.flatnonzero((shares < ABSENT).all(1))), key=lambda k: sums[k])
-
-    def of(self, row: int) -> Candidate | Whole:
-        """The candidate of a row."""
-        return list(self.found.values())[row]
-
-    def add(self, ranked: Sequence[Candidate | Whole], scale: float) -> None:
-        """One more point, with its candidates."""
-        for c in ranked:
-            if key_of(c) not in self.found:
-                self.found[key_of(c)] = c
-                self.shares = np.vstack([self.shares, np.full(len(self.us), ABSENT)])
-        costs = {key_of(c): min(c.cost * scale, SLOWEST) for c in ranked}
-        column = [costs.get(key, ABSENT if ranked else 0.0) for key in self.found]
-        self.shares = np.column_stack([self.shares, column])
-        self.us.append(ranked[0].cost if ranked else 0.0)
 
 
 class _Several(NamedTuple):
@@ -90,28 +76,31 @@ class _Several(NamedTuple):
     joint: bool
 
 
-_There = tuple[Sequence[Sequence[Candidate]], Mapping[tuple[int, tuple[int, ...]], Sequence[Whole]]]
-"""The pool's candidates at a point, for each of `Known.ops`, and what is computed by one launch."""
+_Taken = dict[tuple[int, ...], tuple[int, Candidate | Whole]]
+"""For ops that are alike, or several that one launch computes, how many such there are and what is taken."""
 
 
 class Grid:
     """What candidates of the pool take at points of a pattern's box."""
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
-        self.pattern, self.arch, self.refused, self.known = pattern, arch, refused, known
+        self.pattern, self.arch, self.known = pattern, arch, known
         self.points = list(dict.fromkeys((*known.points(pattern), *between(pattern.box, GRID))))
-        self.columns = self._columns(self.points)
-        self.count = len(pattern.tree.ops)
+        columns = np.array(self.points).T
+        several_open = sum(len(size.all) > 1 for size in pattern.box) > 1
+        self.columns = np.array([*columns, columns.prod(0)]) if several_open else columns  # their product, too
         at = [known.ops(pattern, point) for point in self.points]
-        there = [self._there(point) for point in self.points]
-        ranked, scale = [own for own, _ in there], np.array([self._scale(own) for own in there])
+        ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
+        self.count = len(pattern.tree.ops)
         numbers = list(zip(*([asked.number for asked in own] for own in at), strict=True))
-        self.firsts = [numbers.index(own) for own in dict.fromkeys(numbers)]
-        alike = {numbers[i]: _kind([of_point[i] for of_point in ranked], scale) for i in self.firsts}
+        scale = 1 / np.array([sum(own[0].cost for own in of_point[: self.count] if own) or 1.0 for of_point in ranked])
+        order = {own: i for i, own in reversed(list(enumerate(numbers)))}
+        alike = {own: _kind(i, [of_point[i] for of_point in ranked], scale) for own, i in order.items()}
         self.of_op = [alike[own] for own in numbers]
+        joint = [known.joint(pattern, point, arch, refused) for point in self.points]
         several = [
-            _Several(*key, _kind([joint.get(key, []) for _, joint in there], scale), DOUBTED, True)
-            for key in dict.fromkeys(key for _, joint in there for key in joint)
+            _Several(*key, _kind(key[0], [of_point.get(key, []) for of_point in joint], scale), DOUBTED, True)
+            for key in dict.fromkeys(key for of_point in joint for key in of_point)
         ]
         several += [
             _Several(both[1], both, self.of_op[self.count + j], 1.0, False) for j, both in enumerate(direct(at[0][0].program))
@@ -121,33 +110,7 @@ class Grid:
         self.several = [several[i] for i in compatible(gains)]
         inside = {k for own in self.several for k in own.members}
         counts = Counter(numbers[i] for i in range(self.count) if i not in inside)
-        self.kinds = [(kind, counts[own]) for own, kind in alike.items() if counts[own]]
-
-    def _columns(self, points: Sequence[Point]) -> np.ndarray:
-        """The sizes at points; where several are open, their product, too."""
-        columns = np.array(points).T
-        several_open = sum(len(size.all) > 1 for size in self.pattern.box) > 1
-        return np.array([*columns, columns.prod(0)]) if several_open else columns
-
-    def _there(self, point: Point) -> _There:
-        of_ops = self.known.pooled(self.pattern, point, self.arch, self.refused)
-        return of_ops, self.known.joint(self.pattern, point, self.arch, self.refused)
-
-    def _scale(self, there: _There) -> float:
-        """The share of an inference at a point that a microsecond is."""
-        return 1 / (sum(own[0].cost for own in there[0][: self.count] if own) or 1.0)
-
-    def _add(self, point: Point) -> None:
-        """Compare candidates at one more point."""
-        there = self._there(point)
-        scale = self._scale(there)
-        for i in self.firsts:
-            self.of_op[i].add(there[0][i], scale)
-        for own in self.several:
-            if own.joint:
-                own.kind.add(there[1].get((own.place, own.members), []), scale)
-        self.points.append(point)
-        self.columns = np.column_stack([self.columns, self._columns([point])])
+        self.kinds = [kind._replace(number=counts[own]) for own, kind in alike.items() if counts[own]]
 
     def _apart(self, own: _Several, inside: np.ndarray) -> np.ndarray:
         """What the ops take one by one at each of some points, at least."""
@@ -176,77 +139,110 @@ class Grid:
         """What a region shares, by the points in it."""
         inside = self.inside(region)
         middle, lost, together = int(inside[len(inside) // 2]), np.zeros(len(inside)), list[Group]()
-        for kind, number in self.kinds:
+        for kind in self.kinds:
             if first := kind.everywhere(inside)[:1]:
-                lost += number * (kind.shares[first[0], inside] - _least(kind, inside))
+                lost += kind.number * (kind.shares[first[0], inside] - _least(kind, inside))
         for own in self.several:
-            apart, whole = _first([self.of_op[k] for k in own.members], inside), _first([own.kind], inside)
-            is_whole = whole is not None and (apart is None or whole.sum() < own.least * apart.sum())
-            if (taken := whole if is_whole else apart) is not None:
+            apart, whole = self._first(own, inside)
+            if (taken := apart if whole is None else whole) is not None:
                 lost += taken - self._best(own, inside)
-            if is_whole and own.joint:
-                first_of = own.kind.of(own.kind.everywhere(inside)[0])
-                together.append(Group(own.place, own.members, [Whole(0.0, *first_of[1:])]))
-        ranked = {id(kind): _ranked(kind, inside, middle) for kind in self.of_op}
-        return Shared([ranked[id(kind)] for kind in self.of_op], together, float(lost.max()), float(lost.sum()))
+            if whole is not None and own.joint:
+                together.append(Group(own.place, own.members, [Whole(0.0, *own.kind.found[own.kind.everywhere(inside)[0]][1:])]))
+        ranked = {id(kind.shares): _ranked(kind, inside, middle) for kind in self.of_op}
+        return Shared([ranked[id(kind.shares)] for kind in self.of_op], together, float(lost.max()), float(lost.sum()))
+
+    def _first(self, own: _Several, inside: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """What the fastest candidates that there are at all points take of ops one by one, None where there are none; and
+        together, None where that is not taken."""
+        apart, whole = _first([self.of_op[k] for k in own.members], inside), _first([own.kind], inside)
+        taken = whole is not None and (apart is None or whole.sum() < own.least * apart.sum())
+        return apart, whole if taken else None
 
     def cut(self, region: Region) -> tuple[Region, Region] | None:
         """The region divided where its parts lose least together; None if its points are one."""
         inside = self.inside(region)
-        least = sum(number * float(_least(kind, inside).sum()) for kind, number in self.kinds)
+        least = sum(kind.number * float(_least(kind, inside).sum()) for kind in self.kinds)
         least += sum(float(self._best(own, inside).sum()) for own in self.several)
-        best: tuple[float, int] | None = None
-        for number in reversed(range(len(self.columns))):
-            if (found := self._divided(number, inside)) is not None:
-                lost = (found[0] - least) / (SINGLE if number < len(region.box) < len(self.columns) else 1)
-                best = min(best or (lost, number), (lost, number), key=lambda own: own[0])
-        return region.divided(best[1], self._end(region, best[1])) if best else None
+        best: tuple[float, int, tuple[int, int]] | None = None
+        for number in range(len(self.columns)):
+            if found := self._divided(number, inside):
+                single = number < len(region.box) < len(self.columns)
+                lost = (found[0] - least) / (SINGLE if single else 1)
+                if best is None or lost < best[0]:
+                    best = lost, number, found[1]
+        return region.divided(best[1], self._end(region, *best[1:])) if best else None
 
-    def _divided(self, number: int, inside: np.ndarray) -> tuple[float, int, int] | None:
-        """What parts take together that are divided by a size, and between which two values of it; None if it has only one."""
+    def _divided(self, number: int, inside: np.ndarray) -> tuple[float, tuple[int, int]] | None:
+        """What two parts take together that are divided by a size, and between which values of it; None if it has but one."""
         at = self.columns[number][inside]
         order = np.argsort(at, kind="stable")
         ends = np.flatnonzero(np.diff(at[order]))
         if not len(ends):
             return None
         total = np.zeros(len(ends))
-        for kind, count in self.kinds:
+        for kind in self.kinds:
             sides = _sides(kind, inside[order], ends)
-            total += count * np.where(np.isfinite(sides[0]), sides[0] + sides[1], 0.0)
+            total += kind.number * np.where(np.isfinite(sides[0]), sides[0] + sides[1], 0.0)
         for own in self.several:
             apart = np.sum([_sides(self.of_op[k], inside[order], ends) for k in own.members], 0)
             whole = _sides(own.kind, inside[order], ends)
             total += np.nan_to_num(np.where(whole < own.least * apart, whole, apart), posinf=0.0).sum(0)
         end = int(total.argmin())
-        low, high = (int(at[order][k]) for k in (ends[end], ends[end] + 1))
-        return float(total[end]), low, high
+        return float(total[end]), (int(at[order][ends[end]]), int(at[order][ends[end] + 1]))
 
-    def _end(self, region: Region, number: int) -> int:
-        """Where the second of two parts begins that are divided by a size."""
-        for last in [False] * CLOSER + [True]:
-            found = self._divided(number, self.inside(region))
-            assert found is not None
-            _, low, high = found
-            if last or high - low <= FINE * high or (point := self._amid(region, number, low, high)) is None:
-                break
-            self._add(point)
-        return _roundest(region.box[number] if number < len(region.box) else Size("product", low, high), low, high)
+    def _end(self, region: Region, number: int, ends: tuple[int, int]) -> int:
+        """Where the second of two parts begins that are divided between two values of a size: first it is asked whether the one
+        that most tiles end with is in the first part."""
+        inside, (low, high) = self.inside(region), ends
+        at = self.columns[number][inside]
+        below, above = self._taken(inside[at <= low]), self._taken(inside[at >= high])
+        point = _near(region, number, wanted := _roundest(region, number, low, high), wanted, wanted)
+        while point is not None:
+            value = math.prod(point) if number == len(point) else point[number]
+            if self._time_us(below, above, point) > self._time_us(above, below, point):
+                high = value
+            else:
+                low = value
+            near = (high - low) / 4
+            point = _near(region, number, (low + high) / 2, low + near, high - near) if high - low > FINE * high else None
+        return _roundest(region, number, low, high) + (region.box[number].step if number < len(region.box) else 1)
 
-    def _amid(self, region: Region, number: int, low: int, high: int) -> Point | None:
-        """A point of a region, about in the middle between those at which a size, or the product, has two values."""
-        middle = (low + high) / 2
-        inside = self.inside(region)
-        near = [self.points[inside[list(self.columns[number][inside]).index(end)]] for end in (low, high)]
-        near.append(tuple(size.near(math.sqrt(a * b)) for size, a, b in zip(region.box, *near, strict=True)))
-        found = list[tuple[float, Point]]()
-        for point in near:
-            for i in (number,) if number < len(point) else range(len(point)):
-                others = 1 if number < len(point) else max(math.prod((*point[:i], *point[i + 1 :])), 1)
-                other = *point[:i], region.box[i].near(middle / others), *point[i + 1 :]
-                value = int(self._columns([other])[number, 0])
-                if low < value < high and other not in self.points:
-                    found.append((abs(value - middle), other))
-        return min(found)[1] if found else None
+    def _taken(self, inside: np.ndarray) -> _Taken:
+        """What is taken where these points are one part."""
+        kinds: list[tuple[tuple[int, ...], _Kind, int]] = [((kind.first,), kind, kind.number) for kind in self.kinds]
+        for own in self.several:
+            if self._first(own, inside)[1] is None:
+                kinds += [((self.of_op[k].first,), self.of_op[k], 1) for k in own.members]
+            else:
+                kinds.append((own.members if own.joint else (own.kind.first,), own.kind, 1))
+        taken: _Taken = {}
+        for members, kind, number in kinds:
+            for row in kind.everywhere(inside)[:1]:
+                taken[members] = taken.get(members, (0,))[0] + number, kind.found[row]
+        return taken
+
+    def _time_us(self, taken: _Taken, other: _Taken, point: Point) -> float:
+        """Microseconds of what is taken at a point, but for what the other place has, too."""
+        asked, us = self.known.ops(self.pattern, point), 0.0
+        for members, (number, c) in taken.items():
+            if members not in other or number != other[members][0] or key_of(c) != key_of(other[members][1]):
+                us += number * self.known.time_us([asked[k] for k in members], c, self.arch)
+        return us
+
+
+def _near(region: Region, number: int, wanted: float, low: float, high: float) -> Point | None:
+    """A point of a region at which a size, or the product, is about what is wanted, between two values, both included."""
+    box = region.box
+    point = [size.near(math.sqrt(max(size.low, 1) * size.high)) for size in box]
+    if number < len(box):
+        point[number] = box[number].near(wanted)
+        return tuple(point) if low <= point[number] <= high else None
+    rest, found = math.prod(point[1:-1]), list[tuple[float, Point]]()
+    for first in box[0].all:
+        other = first, *point[1:-1], box[-1].near(wanted / max(first * rest, 1))
+        if low <= math.prod(other) <= high:
+            found.append((abs(math.log(max(first, 1) / max(point[0], 1))), other))
+    return min(found)[1] if found else None
 
 
 def _least(kind: _Kind, inside: np.ndarray) -> np.ndarray:
@@ -269,7 +265,7 @@ def _ranked(kind: _Kind, inside: np.ndarray, middle: int) -> list[Candidate]:
     if not sums.any():
         return []
     return [
-        Candidate(kind.us[middle] * float(sums[k] / sums[everywhere[0]]), *kind.of(k)[1:])  # type: ignore[arg-type]
+        Candidate(kind.us[middle] * float(sums[k] / sums[everywhere[0]]), *kind.found[k][1:])  # type: ignore[arg-type]
         for k in everywhere
     ]
 
@@ -282,12 +278,13 @@ def _sides(kind: _Kind, order: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.array([below, above])
 
 
-def _roundest(size: Size, low: int, high: int) -> int:
-    """Where to divide between two values of a size: after the one that most tiles end with."""
-    return max((n for n in size.all if low <= n < high), key=lambda n: n & -n) + size.step
+def _roundest(region: Region, number: int, low: int, high: int) -> int:
+    """From a value of a size, or of the product, up to another one, which is not included: the one that most tiles end with."""
+    values = range(low, high, region.box[number].step if number < len(region.box) else 1)
+    return max(values, key=lambda n: n & -n)
 
 
-def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _Kind:
+def _kind(first: int, ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _Kind:
     """Of the candidates at each point. Where there are none, none is better than another."""
     found = {key_of(c): c for own in ranked for c in own}
     rows = {key: i for i, key in enumerate(found)}
@@ -297,4 +294,4 @@ def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _
             shares[:, k] = 0.0
         for c in own:
             shares[rows[key_of(c)], k] = min(c.cost * scale[k], SLOWEST)
-    return _Kind(found, shares, [own[0].cost if own else 0.0 for own in ranked])
+    return _Kind(first, list(found.values()), shares, [own[0].cost if own else 0.0 for own in ranked])

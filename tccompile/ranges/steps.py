@@ -139,10 +139,10 @@ class _Range:
 
     @cached_property
     def _spare(self) -> dict[int, list[Candidate]]:
-        """Those of copies, and of what would read them, where the pool has what reads the input itself: they are seldom taken,
-        so one for all sizes will do."""
-        middle = self.pattern.at(self.grid.points[0])
-        return {k: self._outside(k, self.pattern.box) for both in direct(middle) for k in both}
+        """Those of copies, and of what would read them, where the pool has what reads the input itself: they are not taken."""
+        least = self.pattern.at(self.grid.points[0])
+        every = {k: self._outside(k, self.pattern.box) for both in direct(least) for k in both}
+        return {k: [c._replace(cost=math.inf) for c in own] for k, own in every.items()}
 
     def chosen(
         self, region: Region, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool
