@@ -21,8 +21,8 @@ from tccompile.ranges.launches import key_of
 from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import DOUBTED, Candidate, Group, Whole, compatible
 
-GRID = 100
-"""Points at which candidates are compared, besides those by which codes are chosen."""
+GRID, PLANE = 100, 200
+"""Points at which candidates are compared, besides those by which codes are chosen: of one size, and of several."""
 
 FINE = 1 / 256
 """How far apart the two sizes are between which a region is divided, as a share of the greater one, where there are such between
@@ -85,9 +85,10 @@ class Grid:
 
     def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
         self.pattern, self.arch, self.known = pattern, arch, known
-        self.points = list(dict.fromkeys((*known.points(pattern), *between(pattern.box, GRID))))
-        columns = np.array(self.points).T
         several_open = sum(len(size.all) > 1 for size in pattern.box) > 1
+        more = between(pattern.box, PLANE if several_open else GRID)
+        self.points = list(dict.fromkeys((*known.points(pattern), *more)))
+        columns = np.array(self.points).T
         self.columns = np.array([*columns, columns.prod(0)]) if several_open else columns  # their product, too
         at = [known.ops(pattern, point) for point in self.points]
         ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
@@ -196,15 +197,15 @@ class Grid:
         inside, (low, high) = self.inside(region), ends
         at = self.columns[number][inside]
         below, above = self._taken(inside[at <= low]), self._taken(inside[at >= high])
-        point = _near(region, number, wanted := _roundest(region, number, low, high), wanted, wanted)
-        while point is not None:
+        wanted = _roundest(region, number, low, high)
+        point = _near(region, number, wanted, wanted, wanted) if wanted > low else None
+        while point := point or _amid(region, number, low, high):
             value = math.prod(point) if number == len(point) else point[number]
             if self._time_us(below, above, point) > self._time_us(above, below, point):
                 high = value
             else:
                 low = value
-            near = (high - low) / 4
-            point = _near(region, number, (low + high) / 2, low + near, high - near) if high - low > FINE * high else None
+            point = None
         return _roundest(region, number, low, high) + (region.box[number].step if number < len(region.box) else 1)
 
     def _taken(self, inside: np.ndarray) -> _Taken:
@@ -228,6 +229,12 @@ class Grid:
             if members not in other or number != other[members][0] or key_of(c) != key_of(other[members][1]):
                 us += number * self.known.time_us([asked[k] for k in members], c, self.arch)
         return us
+
+
+def _amid(region: Region, number: int, low: int, high: int) -> Point | None:
+    """A point of a region at which a size, or the product, is about in the middle between two values, if these are not close."""
+    near = (high - low) / 4
+    return _near(region, number, (low + high) / 2, low + near, high - near) if high - low > FINE * high else None
 
 
 def _near(region: Region, number: int, wanted: float, low: float, high: float) -> Point | None:
