@@ -247,8 +247,8 @@ def _near(region: Region, number: int, wanted: float, low: float, high: float) -
     rest, found = math.prod(point[1:-1]), list[tuple[float, Point]]()
     for first in box[0].all:
         other = first, *point[1:-1], box[-1].near(wanted / max(first * rest, 1))
-        if low <= math.prod(other) <= high:
-            found.append((abs(math.log(max(first, 1) / max(point[0], 1))), other))
+        if low <= math.prod(other) <= high:  # of such, the one that is neither long nor wide
+            found.append((abs(math.log(max(first, 1) / max(other[-1], 1) * max(point[-1], 1) / max(point[0], 1))), other))
     return min(found)[1] if found else None
 
 
