@@ -3,6 +3,7 @@ common, and a part whose programs differ is divided or decided otherwise, which 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class Made:
                     return program
             decided.asked = {}
             program = self._to_program(self._graph(point))
+            gc.collect(0)  # graphs, whose nodes and tensors hold each other: 40 megabytes of a program of 400 ops
         asked, decided.asked = decided.asked, {}
         self._ops += len(program.ops)
         if self._ops > OPS:
