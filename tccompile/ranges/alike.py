@@ -7,6 +7,7 @@ by other rules, the range is divided.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
@@ -27,6 +28,7 @@ from tccompile.ranges.box import (
     Point,
     corners,
     count,
+    divided,
     divided_by,
     halves,
     opened,
@@ -122,6 +124,7 @@ def _parts_of(
             nowhere = decided.differs and not decided.everywhere  # another way: what is possible at some sizes is done at none
             told = why.mask if why.mask is not None and len(why.mask) == len(seen) else None
             parts = None if told is None else divided_by(part, seen, told, 1.0 if nowhere else MOSTLY)
+            parts = parts and _settled(partial(_sharpened, parts, seen, program_at))
             own = _each_its_own(part, program_at, agree)
             if (own or parts is None) and nowhere:
                 todo.insert(0, (part, replace(decided, everywhere=True)))
@@ -145,6 +148,30 @@ def _settled(make: Callable[[], T]) -> T:
     while True:
         with suppress(ChangedError):
             return make()
+
+
+def _sharpened(parts: tuple[Box, Box], seen: Sequence[Point], program_at: ProgramAt) -> tuple[Box, Box]:
+    """A box in two parts, divided where programs begin to be alike, not just at one of the points seen: else each part would be
+    divided again until that place is found."""
+    below, above = parts
+    number = next(i for i, (one, other) in enumerate(zip(below, above, strict=True)) if one != other)
+    box = (*above[:number], replace(above[number], low=below[number].low), *above[number + 1 :])
+    first = next(point for point in seen if point[number] == above[number].low)
+    low = max(point[number] for point in seen if point[number] < above[number].low)
+    fixed, own = fixed_of(box, program_at), program_at(first)
+    between = [(*first[:number], n, *first[number + 1 :]) for n in box[number].all if low < n < first[number]]
+    points = [point for point in between if is_generic(point, box, fixed)]
+    at = bisect_left(points, True, key=lambda point: _differ_in_numbers(program_at(point), own))
+    return divided(box, number, points[at][number] if at < len(points) else first[number])
+
+
+def _differ_in_numbers(one: Program, other: Program) -> bool:
+    """Whether programs may be those of two sizes of one part: they are the same but for numbers."""
+    try:
+        merge([one, other], lambda numbers: 1, ())
+    except UndecidedError:
+        return False
+    return True
 
 
 def _each_its_own(box: Box, program_at: ProgramAt, agree: Agree) -> bool:
