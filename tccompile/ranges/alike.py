@@ -6,6 +6,7 @@ by other rules, the range is divided.
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,6 +39,9 @@ from tccompile.ranges.box import (
 )
 from tccompile.ranges.fit import as_counts, derived, fit, padded
 
+LOG = logging.getLogger(__name__)
+"""Tells at INFO where a range is divided, and why."""
+
 COMPARED = 24
 """Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
 
@@ -55,6 +59,9 @@ AGAIN = 4
 
 BOXES = 24
 """Parts of a range that are made at most."""
+
+BUDGET = 1 << 18
+"""Ops of all programs that have been made, from which on a range is divided no more: some 20 minutes of a processor."""
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
@@ -92,24 +99,32 @@ class Pattern:
         return filler(self.tree)
 
 
-def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree) -> list[Pattern]:
+def patterns(
+    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree, spent: Callable[[], int] = lambda: 0
+) -> list[Pattern]:
     """The range in parts, each with its program.
 
     program_of  gives what makes programs in a part, alike in what they decide by sizes
     agree       is asked of a program and a simpler one, at sizes where two extents are the same by chance
+    spent       of how many ops all programs are that have been made
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
     made: list[Decisions] = []
     try:
-        return _parts_of(box, program_of, agree, made, everywhere=False)
+        return _parts_of(box, program_of, agree, spent, made, everywhere=False)
     except UnsupportedError:
         if not any(decided.differs and not decided.everywhere for decided in made):
             raise
-    return _parts_of(box, program_of, agree, made, everywhere=True)
+    return _parts_of(box, program_of, agree, spent, made, everywhere=True)
 
 
 def _parts_of(
-    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree, made: list[Decisions], everywhere: bool
+    box: Box,
+    program_of: Callable[[Box, Decisions], ProgramAt],
+    agree: Agree,
+    spent: Callable[[], int],
+    made: list[Decisions],
+    everywhere: bool,
 ) -> list[Pattern]:
     """The parts, whose decisions are added to those `made`; `everywhere`: what is possible at some sizes only is done nowhere."""
     todo, done = [(part, Decisions(everywhere=everywhere)) for part in without_ones(box)], list[Pattern]()
@@ -130,12 +145,13 @@ def _parts_of(
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
             parts = parts or without_end(part, why.point if isinstance(why, _ElsewhereError) else ()) or halves(part)
-            if parts is None or len(todo) + len(done) + 2 > BOXES or own:
-                where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+            where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+            if parts is None or len(todo) + len(done) + 2 > BOXES or own or spent() > BUDGET:
                 raise UnsupportedError(
                     f"the model does not do the same at all sizes of the range ({where}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
+            LOG.info("range: %s is divided: %s", where, why)
             todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
     return done
 
@@ -331,6 +347,11 @@ def _of_other_remainders(line: Sequence[Point], number: int, box: Box, fixed: Co
         if n % GRAIN not in left and is_generic(point, box, fixed):
             left.add(n % GRAIN)
             yield point
+
+
+def usual(box: Box) -> int:
+    """How many programs it takes about to find one for all sizes of a box, and to compare it."""
+    return min(count(box), COMPARED + sum(min(len(size.all), NEAR + GRAIN) for size in box if len(size.all) > 1))
 
 
 def _lines(box: Box, first: Point) -> Iterator[list[Point]]:

@@ -19,7 +19,10 @@ NODES, OPS = 1 << 15, 1 << 17
 
 
 class Made:
-    """What makes the program of a point, as decided by `Decisions`."""
+    """What makes the program of a point, as decided by `Decisions`.
+
+    count, ops  how many programs have been made, not counting those that were kept, and of how many ops all of them are
+    """
 
     def __init__(self, load: Callable[[Point], gs.Graph], to_program: Callable[[gs.Graph], Program]) -> None:
         """load, which decides nothing; to_program, which may change the graph."""
@@ -27,6 +30,7 @@ class Made:
         self._graphs: dict[Point, gs.Graph] = {}
         self._programs: dict[Point, list[tuple[Asked, Program]]] = {}
         self._nodes = self._ops = 0
+        self.count = self.ops = 0
 
     def at(self, point: Point, decided: Decisions) -> Program:
         """The program; `decided` learns what is asked for it."""
@@ -38,6 +42,7 @@ class Made:
             program = self._to_program(self._graph(point))
             gc.collect(0)  # graphs, whose nodes and tensors hold each other: 40 megabytes of a program of 400 ops
         asked, decided.asked = decided.asked, {}
+        self.count, self.ops = self.count + 1, self.ops + len(program.ops)
         self._ops += len(program.ops)
         if self._ops > OPS:
             self._programs, self._ops = {}, len(program.ops)
