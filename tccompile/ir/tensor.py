@@ -84,8 +84,8 @@ class Tensor:
 
     @property
     def inner(self) -> int | None:
-        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element. Over a range of sizes
-        it may be one that has neighbours at some of them only, as the padding of a last part of a concatenation."""
+        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element. Over a range of
+        sizes it may have neighbours at some of them only, as the padding of a concatenation's last part."""
         unit = [a for a in range(self.rank) if self.strides[a] == 1 and most(self.padded[a]) > 1]
         return unit[0] if unit else None
 
