@@ -302,11 +302,14 @@ def star(box: Box, fixed: Collection[int]) -> list[Point]:
 def _of_other_remainders(line: Sequence[Point], number: int, box: Box, fixed: Collection[int]) -> Iterator[Point]:
     """Points of a line of one size that leave what none of those seen leaves of a multiple that layouts pad to: n and n + 1 are
     padded alike but at multiples, which are extents of many models."""
-    left = {point[number] % GRAIN for point in line}
-    for n in box[number].all:
+    sizes = box[number].all
+    missing = {n % GRAIN for n in sizes[:GRAIN]} - {point[number] % GRAIN for point in line}
+    for n in sizes:
+        if not missing:  # soon, as few sizes are not generic: there may be billions
+            return
         point = (*line[0][:number], n, *line[0][number + 1 :])
-        if n % GRAIN not in left and is_generic(point, box, fixed):
-            left.add(n % GRAIN)
+        if n % GRAIN in missing and is_generic(point, box, fixed):
+            missing.remove(n % GRAIN)
             yield point
 
 
