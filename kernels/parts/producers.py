@@ -172,6 +172,12 @@ class Tiled(Producer):
         self.fill = fill
 
 
+@inline
+def _no_batch(batch, geometry):
+    """Weights are the same for all images."""
+    return i32(0)
+
+
 class Im2col(Producer):
     """A's rows are pixels, and K goes through the taps of the filter one after the other: boxes are the same tap of pixels in a
     row, of some channels.
@@ -189,11 +195,7 @@ class Im2col(Producer):
             tap = divide(box, geometry[12], geometry[13])
             return i32(tap * geometry[0] + (box - tap * geometry[11]) * chunk)
 
-        @inline
-        def weights_batch(batch, geometry):
-            return i32(0)
-
-        super().__init__(ring, a, b, weights_at, weights_batch, places)
+        super().__init__(ring, a, b, weights_at, _no_batch, places)
         ask = self.ask
 
         @inline

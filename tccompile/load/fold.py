@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,7 @@ from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
+from tccompile.load.narrow import wide
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -69,6 +70,9 @@ LEFT = {
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+MOVES = (
+    "Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)  # fmt: skip
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
@@ -100,7 +104,8 @@ def _read_by(graph: onnx.GraphProto) -> set[str]:
 
 
 def _factors(graph: onnx.GraphProto) -> set[str]:
-    """The results of dequantized bytes that products take whose other operand is quantized, too: they multiply integers."""
+    """The results of dequantized bytes that products take whose other operand is quantized, too, or what only moves such: they
+    multiply integers."""
     made = {y: node for node in graph.node if node.domain in ("", "ai.onnx", *contrib.DOMAINS) for y in node.output}
 
     def quantized(name: str) -> str | None:
@@ -109,11 +114,17 @@ def _factors(graph: onnx.GraphProto) -> set[str]:
             node = made.get(node.input[0])
         return node.output[0] if node is not None and node.op_type == "DequantizeLinear" else None
 
+    moved: set[str] = set()  # nodes are in topological order
+    for node in graph.node:
+        if node.op_type in MOVES and node.input:
+            read = node.input if node.op_type == "Concat" else node.input[:1]
+            if all(quantized(name) or name in moved for name in read):
+                moved.update(node.output)
     found: set[str] = set()
     for node in graph.node:
         if node.op_type in PRODUCTS and len(node.input) > 1:
             factors = [quantized(name) for name in node.input[:2]]
-            if None not in factors:
+            if all(factor or name in moved for factor, name in zip(factors, node.input, strict=False)):
                 found.update(filter(None, factors))
     return found
 
@@ -161,6 +172,7 @@ class Folder:
         self.control = Unroller(self)
         self.sizes = sizes(self, limits)
         self.factors = _factors(graph)
+        self.given_out = {v.name for v in graph.output}
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 32 * sum(held(w).nbytes for w in constants.values())
         self.work = WORK + 64 * sum(held(w).size for w in constants.values())
@@ -593,15 +605,36 @@ class Folder:
             self.types[name] = type_
 
     def inferred(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
-        """The types of the node's outputs by ONNX's rules, as far as they give any."""
+        """The types of the node's outputs by ONNX's rules, as far as they give any; asked once for all loads of a model."""
+        known = remembered()
+        key = self.asked(node) if known is not None else None
+        if known is None or key is None:
+            return self.by_rules(node, domain)
+        if key not in known.types:
+            found = self.by_rules(node, domain)
+            known.types[key] = [found.get(name) for name in node.output]
+        return {name: t for name, t in zip(node.output, known.types[key], strict=True) if name and t is not None}
+
+    def asked(self, node: onnx.NodeProto) -> Hashable | None:
+        """What the types of a standard node's outputs follow from; None where that is more than types and a few numbers."""
+        if node.domain not in ("", "ai.onnx") or node.op_type in BY_VALUES or any(True for _ in subgraphs(node)):
+            return None
+        decides = _deciding(node)
+        few = [self.constants.get(name) for name in decides]
+        types = [self.type_of(name, node) if name else None for name in node.input]
+        data = [weight.values.tobytes() if weight is not None and _is_read(weight) else None for weight in few]
+        attrs = [a.SerializeToString() for a in node.attribute]
+        return node.op_type, tuple(attrs), tuple(map(bool, node.output)), tuple(types), tuple(data)
+
+    def by_rules(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
+        """What `inferred` gives, of a node that is asked for the first time."""
         names = [name for name in reads(node) if name]
         types = {name: self.type_of(name, node).proto for name in names}
-        own = () if node.op_type in WEIGHED else DECIDES.get(node.op_type, range(len(node.input)))
-        only_held = {*node.input}.difference(name for i, name in enumerate(node.input) if i in own)
+        decides = _deciding(node)
         data = {
-            name: onnx.numpy_helper.from_array(np.array(held(weight) if name in only_held else weight.values), name)
+            name: onnx.numpy_helper.from_array(np.array(weight.values if name in decides else held(weight)), name)
             for name in names
-            if (weight := self.constants.get(name)) is not None and held(weight).nbytes <= 4096 and held(weight).ndim <= 1
+            if (weight := self.constants.get(name)) is not None and _is_read(weight)
         }
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         if domain == "":
@@ -732,6 +765,8 @@ class Folder:
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT or node.output[0] in self.factors:
             return False
+        if self.types[node.output[0]].elem != wide(self.types[node.output[0]].elem) and node.output[0] in self.given_out:
+            return False  # the model gives it as the type's bits
         if node.op_type in ORDERED and any(w.dtype.kind == "f" and np.isnan(held(w)).any() for w in inputs):
             return False
         made_of = sum(held(w).nbytes for w in inputs)
@@ -777,7 +812,8 @@ class Folder:
             log.debug("%s is not folded: %s", title(node), first_line(e))
             return None
         for name, weight in zip(node.output, result, strict=False):
-            if name and (weight.dtype, weight.shape) != (self.types[name].dtype, self.types[name].shape):
+            held_as = onnx.helper.tensor_dtype_to_np_dtype(wide(self.types[name].elem)) if name else None
+            if name and (weight.dtype, weight.shape) != (held_as, self.types[name].shape):
                 log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.dtype)
                 return None
         return result
@@ -877,6 +913,20 @@ WEIGHED = frozenset(
     ]
 )
 """Operators whose results have a shape that follows from the shapes of what they read, and their attributes, alone."""
+
+BY_VALUES = frozenset(("Compress", "MaxUnpool", "Range", "Resize", "STFT", *COUNTED, *CONTROL_FLOW))
+"""Operators whose results' types are found by more of what they read than ONNX's rules are given."""
+
+
+def _deciding(node: onnx.NodeProto) -> list[str]:
+    """The names of what a node reads whose values, where they are known, its results' types may follow from."""
+    places = () if node.op_type in WEIGHED else DECIDES.get(node.op_type, range(len(node.input)))
+    return [name for i, name in enumerate(node.input) if i in places and name]
+
+
+def _is_read(weight: Weight) -> bool:
+    """Whether ONNX's rules are given a constant's values: they take what says shapes, axes and the like."""
+    return held(weight).nbytes <= 4096 and held(weight).ndim <= 1
 
 
 def _expanded(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto]:
