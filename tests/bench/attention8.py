@@ -156,14 +156,14 @@ def watched() -> Iterator[list[tuple[float, float, int]]]:
     """What nvidia-smi says every 10 ms while the block runs, in the list when it has ended: when, seconds; the clock, MHz; and
     what holds it down, NVML's bits."""
     said: list[tuple[float, float, int]] = []
-    asked = "nvidia-smi -i 0 --query-gpu=timestamp,clocks.sm,clocks_throttle_reasons.active --format=csv,noheader,nounits -lms 10"
+    asked = "nvidia-smi -i 0 --query-gpu=timestamp,clocks.sm,clocks_event_reasons.active --format=csv,noheader,nounits -lms 10"
     with tempfile.TemporaryFile("w+") as log:
         with subprocess.Popen(asked.split(), stdout=log) as watch:
             yield said
             watch.terminate()
         log.seek(0)
         for line in log:
-            if line.endswith("\n"):
+            if line.endswith("\n") and line.count(", ") == 2:
                 when, mhz, bits = line.split(", ")
                 said.append((datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(mhz), int(bits, 16)))
 
