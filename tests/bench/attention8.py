@@ -6,7 +6,7 @@ first rows of the first head: against sums in float64 of the operands as they ar
 they were rounded to E4M3. Times are of the step alone, by events around graph replays, operands and result on the device. With
 `--rounds` the fastest configs of both types are measured again, in turns so many times: in bursts, each after a pause, so that
 the GPU stays below its power limit, and lasting, each for so long that it comes to it. A row for either has medians of the
-rounds, the least and greatest speed, and the clock of both types by nvidia-smi, with * where the limit holds it down.
+rounds, the least and greatest speed, and the clock of both types by nvidia-smi, with * where the limit mostly holds it down.
 """
 
 from __future__ import annotations
@@ -169,11 +169,12 @@ def watched() -> Iterator[list[tuple[float, float, int]]]:
 
 
 def clock(said: list[tuple[float, float, int]], spans: list[tuple[float, float]]) -> str:
-    """The median clock in these spans of time, with * where power holds it down."""
+    """The median clock in these spans of time, with * where power mostly holds it down."""
     seen = [(mhz, bits) for when, mhz, bits in said if any(a <= when <= b for a, b in spans)]
     if not seen:
         return "unknown"
-    return f"{np.median([mhz for mhz, _ in seen]):.0f}{'*' if any(bits & LIMITS for _, bits in seen) else ''}"
+    held = sum(bits & LIMITS != 0 for _, bits in seen)
+    return f"{np.median([mhz for mhz, _ in seen]):.0f}{'*' if 2 * held > len(seen) else ''}"
 
 
 def burst(m: Measured) -> float:
