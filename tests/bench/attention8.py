@@ -6,7 +6,7 @@ first rows of the first head: against sums in float64 of the operands as they ar
 they were rounded to E4M3. Times are of the step alone, by events around graph replays, operands and result on the device. With
 `--rounds` the fastest configs of both types are measured again, in turns so many times: in bursts, each after a pause, so that
 the GPU stays below its power limit, and lasting, each for so long that it comes to it. A row for either has medians of the
-rounds, the least and greatest speed, and the clock of both types by nvidia-smi, with * where the limit holds it down.
+rounds, the least and greatest speed, and the clock of both types by nvidia-smi, with * where the limit mostly holds it down.
 """
 
 from __future__ import annotations
@@ -156,24 +156,25 @@ def watched() -> Iterator[list[tuple[float, float, int]]]:
     """What nvidia-smi says every 10 ms while the block runs, in the list when it has ended: when, seconds; the clock, MHz; and
     what holds it down, NVML's bits."""
     said: list[tuple[float, float, int]] = []
-    asked = "nvidia-smi -i 0 --query-gpu=timestamp,clocks.sm,clocks_throttle_reasons.active --format=csv,noheader,nounits -lms 10"
+    asked = "nvidia-smi -i 0 --query-gpu=timestamp,clocks.sm,clocks_event_reasons.active --format=csv,noheader,nounits -lms 10"
     with tempfile.TemporaryFile("w+") as log:
         with subprocess.Popen(asked.split(), stdout=log) as watch:
             yield said
             watch.terminate()
         log.seek(0)
         for line in log:
-            if line.endswith("\n"):
+            if line.endswith("\n") and line.count(", ") == 2:
                 when, mhz, bits = line.split(", ")
                 said.append((datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(mhz), int(bits, 16)))
 
 
 def clock(said: list[tuple[float, float, int]], spans: list[tuple[float, float]]) -> str:
-    """The median clock in these spans of time, with * where power holds it down."""
+    """The median clock in these spans of time, with * where power mostly holds it down."""
     seen = [(mhz, bits) for when, mhz, bits in said if any(a <= when <= b for a, b in spans)]
     if not seen:
         return "unknown"
-    return f"{np.median([mhz for mhz, _ in seen]):.0f}{'*' if any(bits & LIMITS for _, bits in seen) else ''}"
+    held = sum(bits & LIMITS != 0 for _, bits in seen)
+    return f"{np.median([mhz for mhz, _ in seen]):.0f}{'*' if 2 * held > len(seen) else ''}"
 
 
 def burst(m: Measured) -> float:
