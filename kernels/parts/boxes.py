@@ -87,16 +87,16 @@ def _put_box(number: int, box: Box, put_spans: Any) -> Any:
     @inline
     def put(acc, own, at, where, lane, turn, e):
         first, n, batch = where
-        box = u32((number if added else turn) * box_bytes)
+        begin = u32((number if added else turn) * box_bytes)
         if not added:
             if lane == 0:
                 box_read()
             cuda.syncwarp()
-        put_spans(acc, u32(at + box), i32(n + (lane & 3) * lanes), e[maps:])
+        put_spans(acc, u32(at + begin), i32(n + (lane & 3) * lanes), e[maps:])
         hw.fence_copies()
         cuda.syncwarp()
         if lane == 0:
-            hw.store_box(e[0], u32(own + box), i32(n + number * columns), first, batch)
+            hw.store_box(e[0], u32(own + begin), i32(n + number * columns), first, batch)
         if not added:
             turn = i32(turn + 1) if turn < BOXES - 1 else i32(0)
         return turn
