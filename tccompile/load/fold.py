@@ -71,7 +71,8 @@ layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So 
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MOVES = (
-    "Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
 )  # fmt: skip
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type

@@ -176,8 +176,19 @@ class Ahead:
     read: list[Quantized]
 
 
+def carries(node: gs.Node) -> list[gs.Tensor] | None:
+    """What a node moves, or takes as often as it says."""
+    if node.op in REPEATS and node.domain in (None, "", "ai.onnx"):
+        return node.inputs[:1] if constant(node.inputs[0]) is None else None
+    return moves(node)
+
+
+REPEATS = ("Expand", "Gather", "Tile")
+"""Operators whose results are elements of their first input, some of them more than once."""
+
+
 def _ahead(node: gs.Node) -> Ahead | None:
-    read = [_quantized(t) for t in moves(node) or ()]
+    read = [_quantized(t) for t in carries(node) or ()]
     found = [q for q in read if q is not None and constant(q.integers) is None]
     return Ahead(node, found) if found and len(found) == len(read) and any(map(_for_products, node.outputs)) else None
 
@@ -194,7 +205,7 @@ def _for_products(t: gs.Tensor) -> bool:
                 and not _scores(reader)
             ):
                 return True
-            new = [y for y in reader.outputs if id(y) not in seen] if moves(reader) is not None else []
+            new = [y for y in reader.outputs if id(y) not in seen] if carries(reader) is not None else []
             rest += new
             seen |= {*map(id, new)}
     return False
@@ -218,7 +229,7 @@ def _of_bytes(t: gs.Tensor) -> bool:
         x = rest.pop()
         if _quantized(x) is not None:
             continue
-        read = moves(x.inputs[0]) if len(x.inputs) == 1 else None
+        read = carries(x.inputs[0]) if len(x.inputs) == 1 else None
         if not read:
             return False
         rest += [y for y in read if id(y) not in seen]
@@ -354,7 +365,9 @@ def _join_pieces(edit: Editor, found: tuple[gs.Node, gs.Node]) -> None:
 
 
 PRODUCTS = (
-    Rewrite("f(dequantize(x)) => dequantize(f(x))", ("Concat", "Split", *MOVES), _ahead, _check_ahead, _dequantize_behind),
+    Rewrite(
+        "f(dequantize(x)) => dequantize(f(x))", ("Concat", "Split", *MOVES, *REPEATS), _ahead, _check_ahead, _dequantize_behind
+    ),
     Rewrite(
         "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), product, _check, _apply
     ),

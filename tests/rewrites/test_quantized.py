@@ -87,6 +87,8 @@ AHEAD: dict[str, Callable[[Net, str], list[str]]] = {
     "other axes": lambda net, x: [net("Unsqueeze", net("Squeeze", x, numbers(0)), numbers(1))],
     "split": lambda net, x: net("Split", x, num_outputs=2, axis=2, outputs=2),
     "joined": lambda net, x: [net("Concat", x, quantized(net, net("Neg", "x"), np.uint8(117)), axis=2)],
+    "gathered": lambda net, x: [net("Gather", x, numbers(0, 2, 2, 1), axis=1)],
+    "repeated": lambda net, x: [net("Expand", net("Slice", x, numbers(1), numbers(2), numbers(1)), numbers(2, 5, 4, 8))],
     "pooled": lambda net, x: [net("MaxPool", x, kernel_shape=[2, 1])],
 }
 
