@@ -20,8 +20,8 @@ from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
 IN_TURN = 96 * 64, 200 * 128
-"""The fewest and the most results of tiles of which a multiprocessor has two in turn: smaller ones were not measured so, and larger
-ones were not faster."""
+"""The fewest and the most results of tiles of which a multiprocessor has two in turn: smaller ones were not measured so, and
+larger ones were not faster."""
 
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
