@@ -176,7 +176,7 @@ def _sharpened(parts: tuple[Box, Box], seen: Sequence[Point], program_at: Progra
     number = next(i for i, (one, other) in enumerate(zip(below, above, strict=True)) if one != other)
     box = (*above[:number], replace(above[number], low=below[number].low), *above[number + 1 :])
     first = next(point for point in seen if point[number] == above[number].low)
-    low = max(point[number] for point in seen if point[number] < above[number].low)
+    low = max((point[number] for point in seen if point[number] < first[number]), default=box[number].low)
     fixed, own = fixed_of(box, program_at), program_at(first)
     between = [(*first[:number], n, *first[number + 1 :]) for n in box[number].all if low < n < first[number]]
     points = [point for point in between if is_generic(point, box, fixed)]
