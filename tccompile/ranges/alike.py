@@ -61,7 +61,7 @@ BOXES = 24
 """Parts of a range that are made at most."""
 
 BUDGET = 1 << 18
-"""Ops of all programs that have been made, from which on a range is divided no more: some 20 minutes of a processor."""
+"""Ops of all programs that have been made, from which on a range is divided no more: 10 to 20 minutes of a processor."""
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
