@@ -14,7 +14,7 @@ from math import prod
 
 from tccompile.arch import Arch, Feature
 from tccompile.ir.expr import walk
-from tccompile.ir.extent import ceil_div, divides, hint, least, round_up, same
+from tccompile.ir.extent import ceil_div, divides, hint, least, round_up, same, whole
 from tccompile.ir.ops import Op, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -199,6 +199,7 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
     inner = loops([x.shape[a] for a in reduced], [x.strides[a] for a in reduced])
     row_count = prod(y.shape[a] for a in range(y.rank) if a != lane)
     unit = inner.strides[0][-1] == 1
+    fixed = hint if _accumulator(op) is DType.F32 else whole  # where the code has the number of threads, one at all sizes
     if (
         lane not in op.axes
         and vectors(x, lane, LANES)
@@ -207,7 +208,7 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
         and divides(LANES, y.padded[lane])
     ):
         outputs = row_count * (y.padded[lane] // LANES)
-        threads = hint(least(THREADS // least(beside, power(outputs)), power(inner.size)))  # which the code has, one at all sizes
+        threads = fixed(least(THREADS // least(beside, power(outputs)), power(inner.size)))
         return Shares(LANES, LANES, 1, rows, inner, False, threads, outputs)
     width = 8 if y.shape[lane] == 1 and y.padded[lane] == 8 else 1
     outputs = row_count * (y.padded[lane] // width)
@@ -221,14 +222,14 @@ def describe(op: Reduce, program: Program, beside: int = BESIDE) -> Shares:
         ]
         last = reduced[-1]
         alone = inner.depth == 1 and same(inner.extents[0], x.shape[last])
-        whole = divides(8, inner.extents[-1]) or (alone and divides(8, x.padded[last]))
-        vector = 8 if whole and all(divides(8, s) for s in steps) else 1
+        filled = divides(8, inner.extents[-1]) or (alone and divides(8, x.padded[last]))
+        vector = 8 if filled and all(divides(8, s) for s in steps) else 1
     outputs_first = not unit and x.inner == lane and lane not in op.axes
     if outputs_first:
-        threads = min(8, power(inner.size))
+        threads = least(8, power(inner.size))
     else:
         items = ceil_div(inner.size, vector)
-        threads = hint(least(32, power(items))) if items <= 256 else THREADS  # which the code has, one at all sizes
+        threads = fixed(least(32, power(items))) if items <= 256 else THREADS
     return Shares(1, width, vector, rows, inner, not outputs_first, threads, outputs)
 
 

@@ -61,7 +61,7 @@ BOXES = 24
 """Parts of a range that are made at most."""
 
 BUDGET = 1 << 18
-"""Ops of all programs that have been made, from which on a range is divided no more: some 20 minutes of a processor."""
+"""Ops of all programs that have been made, from which on a range is divided no more: 10 to 20 minutes of a processor."""
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
@@ -176,7 +176,7 @@ def _sharpened(parts: tuple[Box, Box], seen: Sequence[Point], program_at: Progra
     number = next(i for i, (one, other) in enumerate(zip(below, above, strict=True)) if one != other)
     box = (*above[:number], replace(above[number], low=below[number].low), *above[number + 1 :])
     first = next(point for point in seen if point[number] == above[number].low)
-    low = max(point[number] for point in seen if point[number] < above[number].low)
+    low = max((point[number] for point in seen if point[number] < first[number]), default=box[number].low)
     fixed, own = fixed_of(box, program_at), program_at(first)
     between = [(*first[:number], n, *first[number + 1 :]) for n in box[number].all if low < n < first[number]]
     points = [point for point in between if is_generic(point, box, fixed)]

@@ -17,14 +17,15 @@ import pytest
 from tccompile.arch import ARCHS
 from tccompile.emit.pack import pack
 from tccompile.errors import InputError, PlanError, UnsupportedError, UsageError
-from tccompile.ir.extent import hint
+from tccompile.ir.extent import hint, round_up
 from tccompile.ir.metric import relative_error
 from tccompile.ir.ops import Softmax
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import dense
+from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.kernels.gemm_sm90 import Hopper
+from tccompile.kernels.loops import vectors
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.remembered import forget
 from tccompile.kernels.softmax import SoftmaxKernel
@@ -394,6 +395,24 @@ def test_outputs_of_any_length_are_shared_out_by_one_code(along, threads, longes
         fixed, work = of(n), filler(tree)(computed(formulas, (n,)))
         assert kernel.takes(fixed.ops[0], fixed, config, ARCHS["sm_90a"])
         check(kernel, fixed, config, run=lambda _, *more, work=work: simulator.run(work, *more))
+
+
+@pytest.mark.parametrize("axis", (1, 2))
+def test_places_of_the_largest_along_an_open_axis(axis):
+    """... are found with as many threads as the axis asks for at each size, where the code does not say how many"""
+    n = Net(x=(np.float32, (2, "m", "n")))
+    model = n.out(n("ArgMax", n("Relu", "x"), axis=axis)).model()
+    options = Options(archs=("sm_90a",), ranges=as_sizes({"m": (2, 64), "n": (2, 64)}))
+    (found,), options = to_patterns(read(model), options, Dump(None), quiet, Told())
+    parts = to_parts(found, options, quiet, (), NO_TIMINGS, Known())
+    assert all(choice.work.launches for _, _, (build, *_) in parts for choice in build.choices)
+
+
+def test_an_axis_that_is_padded_at_some_sizes_only():
+    """... as that of the last part of a concatenation, has neighbours, which no vector reads"""
+    (m,) = opened((Size("m", 2, 64),))
+    t = Tensor("y", (2, 1), DType.F16, (2, round_up(m + 1, 8) - m), (round_up(m + 1, 8), 1), "whole", m)
+    assert t.inner == 1 and not vectors(t, 1, 8)
 
 
 def test_an_input_whose_copy_has_its_shape_at_one_size_only():
