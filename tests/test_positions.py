@@ -471,3 +471,38 @@ def test_boxes_are_exact_from_the_last_layers_on() -> None:
     program = without_code(detector(), ("sm_90a",), precision="mixed").entries[0].program
     assert [op.nodes[0] for op in program.ops if program.tensors[op.y].dtype is DType.F16 and isinstance(op, Conv)] == ["Conv_0"]
     assert all(program.tensors[op.y].dtype is not DType.F16 for op in program.ops if op.nodes[0] != "Conv_0")
+
+
+def optimizer() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A step of Adam; means of squares of gradients of 1e-4 are 1e-8."""
+    n = Network(1)
+    means = [n(n("m", "Mul", array(0.9)), "Add", n("g", "Mul", array(0.1)))]
+    means.append(n(n("v", "Mul", array(0.999)), "Add", n(n("g", "Mul", "g"), "Mul", array(0.001))))
+    step = n(means[0], "Div", n(n(means[1], "Sqrt"), "Add", array(1e-8)))
+    feeds = {"m": RNG.standard_normal((4, 5)) * 1e-4, "g": RNG.standard_normal((4, 5)) * 1e-4, "v": RNG.random((4, 5)) * 1e-8}
+    made = model(n, dict.fromkeys("mgv", (FLOAT, (4, 5))), step, *means)
+    return made, {name: values.astype(np.float32) for name, values in feeds.items()}
+
+
+def squares() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Read twice, and larger than fp16 holds."""
+    n = Network(2)
+    square = n("x", "Mul", "x")
+    made = model(
+        n, {"x": (FLOAT, (4, 5))}, n(square, "Div", n(square, "Add", array(1.0))), n(n(square, "Add", array(1.0)), "Log")
+    )
+    return made, {"x": 3000 * RNG.standard_normal((4, 5)).astype(np.float32)}
+
+
+def normed() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """By the root of its mean square, before a layer: 1e5 is infinite in fp16."""
+    n = Network(3)
+    norm = n("x", "RMSNormalization", np.ones(48, np.float32))
+    made = model(n, {"x": (FLOAT, (4, 48))}, n(norm, "MatMul", n.weight(48, 8)), opset=23)
+    return made, {"x": 1e5 * RNG.standard_normal((4, 48)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("case", [optimizer, squares, normed])
+def test_what_is_computed_of_inputs_alone_may_be_of_any_size(case) -> None:
+    made, feeds = case()
+    assert max(errors(without_code(made, ("sm_80",), precision="mixed"), made, feeds).values()) <= 1e-3

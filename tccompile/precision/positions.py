@@ -146,7 +146,7 @@ def positions(program: Program, exact: float = EXACT, bytes_count: bool = True) 
             found.wide.setdefault(owner[name], f"fp32: whole numbers that may exceed {exact:.0f}")
     found.wide = _decided_by(program) | _statistics(program, open_) | found.wide
     spectra = _spectra(program, open_)
-    found.wide = spectra | found.wide
+    found.wide = _of_inputs(program) | spectra | found.wide
     products = (i for i, op in enumerate(program.ops) if isinstance(op, Conv | Gemm))
     found.exact |= {i for i in products if any(owner[name] in spectra for name in program.ops[i].operands)}
     return found
@@ -199,6 +199,31 @@ def _statistics(program: Program, open_: set[str]) -> dict[str, str]:
         elif isinstance(op, Pointwise) and read and all(name in taken for name in read):
             taken.setdefault(owner[op.y], taken[min(read)])
     return taken | found
+
+
+def _of_inputs(program: Program) -> dict[str, str]:
+    """The tensors, by the owner of their storage, that element by element are computed of float inputs alone, if they are given
+    out as they are or nobody but such ops, statistics and norms reads them; and inputs that norms read. With the reason."""
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    alone, mixed = {name for name in program.inputs if program.tensors[name].dtype.is_float}, set[str]()
+    computed, given, norms, elsewhere = set[str](), set[str](), set[str](), set[str]()
+    for op in program.ops:
+        y, read = owner[op.y], {owner[name] for name in op.inputs} - {*program.constants}
+        if isinstance(op, Pointwise) and read and read <= alone and y not in mixed:
+            alone.add(y)
+            if op.epilogue.expr.fn != "load":
+                computed.add(y)
+            elif op.y in program.outputs:
+                given |= read
+        else:
+            mixed.add(y)
+            alone.discard(y)
+        if isinstance(op, Norm):
+            norms |= read
+        elif not isinstance(op, Pointwise | Reduce):
+            elsewhere |= read
+    wide = alone & ((computed & given) | ((computed | norms) - elsewhere))
+    return dict.fromkeys(wide, "fp32: computed of inputs alone, it is as large or small as these happen to be")
 
 
 def _decided_by(program: Program) -> dict[str, str]:
