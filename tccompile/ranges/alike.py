@@ -57,6 +57,9 @@ BOXES = 24
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
 
+LARGE = 1 << 53
+"""No formula is looked for of larger numbers: they are no extents."""
+
 
 class _ElsewhereError(UndecidedError):
     """What formulas give at a point that they were not found by is not the program there."""
@@ -195,7 +198,8 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
             ways = partial(padded, numbers, known), partial(fit, numbers, at, sizes), partial(derived, numbers, known)
-            known[numbers] = next((found for way in ways if (found := way()) is not None), None)
+            few = max(map(abs, numbers)) < LARGE  # which times what extents are multiplied by has 64 bits
+            known[numbers] = next((found for way in ways if (found := way()) is not None), None) if few else None
         return known[numbers]
 
     try:
