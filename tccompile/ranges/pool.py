@@ -262,6 +262,15 @@ class Known:
                     found.setdefault((group.place, group.members), []).append(whole)
         return {key: sorted(ways, key=lambda way: way.cost) for key, ways in found.items()}
 
+    def time_us(self, asked: Sequence[Asked], c: Candidate | Whole, arch: Arch) -> float:
+        """What a candidate takes for an op, or for several together; infinitely long where it does not take them."""
+        ops, program = [own.op for own in asked], asked[0].program
+        if isinstance(c, Whole):
+            takes = c.kernel.supports(ops, program, arch) is None and c.config in c.kernel.configs(ops, program, arch)
+            return c.kernel.cost(ops, program, c.config, arch) if takes else math.inf
+        own = [found for found, _ in self._also(asked[0], [], [c], arch)]
+        return own[0].cost if own else math.inf
+
     def _also(self, asked: Asked, found: Coded, tried: Sequence[Candidate], arch: Arch) -> Coded:
         """Candidates that are known of an op, and those of other sizes as they are for it, however slow."""
         op, program, known = asked.op, asked.program, {key_of(c) for c, codes in found if codes is not None}

@@ -9,14 +9,11 @@ the sizes by one rule here and by another one there.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
-
-import numpy as np
 
 from tccompile.arch import ARCHS, Arch
 from tccompile.errors import UnsupportedError
@@ -24,33 +21,24 @@ from tccompile.ir.extent import UndecidedError
 from tccompile.ir.program import Program
 from tccompile.kernels.spec import Code, Kernel
 from tccompile.ranges.alike import Pattern
-from tccompile.ranges.box import Point, Region, between, corners, count, divided_by, halves, opened, points
+from tccompile.ranges.box import Box, Region, corners, count, divided_by, halves, opened, points
+from tccompile.ranges.grid import Grid, Shared
 from tccompile.ranges.launches import HELD, Launches, key_of
 from tccompile.ranges.pool import Known, direct
 from tccompile.schedule.choose import (
-    DOUBTED,
     Candidate,
     Choice,
     Group,
     Together,
-    Whole,
-    compatible,
     schedule,
     seen,
     uncopied,
     whole_of,
 )
 from tccompile.schedule.timings import Timings
-from tccompile.sizes import Size
 
 LOSS = 0.01
 """What an inference at some size may be slower than with kernels chosen for that size, by estimates, as a share."""
-
-GRID = 100
-"""Points at which candidates are compared, besides those by which codes are chosen."""
-
-ABSENT, SLOWEST = 1.0, 0.99
-"""What it counts, as a share of an inference, that a candidate is none at some point, and the most that one counts."""
 
 NEAR = 1.03
 """How much slower than the best candidate one may be that is taken since its launches follow from the sizes by one rule."""
@@ -114,201 +102,15 @@ def _most(pattern: Pattern, patterns: Sequence[Pattern]) -> int:
     return most if not large or count(pattern.box) >= max(large) else WIDER // len(large)
 
 
-class _Shared(NamedTuple):
-    """For each of `Known.ops` the candidates that there are at all points of a region, what is computed by one launch at all of
-    them, and what an inference takes longer with these and the first of each, as shares: at the worst point, and at all of them
-    together."""
-
-    candidates: Sequence[Sequence[Candidate]]
-    together: Sequence[Group]
-    worst: float
-    lost: float
-
-
 class _Judged(NamedTuple):
     """A region, and what its points share for each generation."""
 
     region: Region
-    shared: Mapping[str, _Shared]
+    shared: Mapping[str, Shared]
 
     @property
     def lost(self) -> float:
         return max(own.lost for own in self.shared.values())
-
-
-class _Kind(NamedTuple):
-    """Ops that are alike at all points: their candidates, a row for each of what one of them takes at the points, as shares of
-    inferences there, and the microseconds of the fastest; how many ops there are, but for those that are in a `_Several`."""
-
-    found: Sequence[Candidate | Whole]
-    shares: np.ndarray
-    us: Sequence[float]
-    number: int = 1
-
-    def everywhere(self, inside: np.ndarray) -> list[int]:
-        """The rows of candidates that there are at all of these points, the fastest first."""
-        shares = self.shares[:, inside]
-        sums = shares.sum(1)
-        return sorted((int(k) for k in np.flatnonzero((shares < ABSENT).all(1))), key=lambda k: sums[k])
-
-
-class _Several(NamedTuple):
-    """Ops that one launch may compute, by number, and the one in whose step it is; or a copy and what may read an input in place
-    of it, which are not `joint`. Of what the ops take one by one, that has to take `least` at most."""
-
-    place: int
-    members: tuple[int, ...]
-    kind: _Kind
-    least: float
-    joint: bool
-
-
-class _Grid:
-    """What candidates of the pool take at points of a pattern's box."""
-
-    def __init__(self, pattern: Pattern, arch: Arch, refused: Collection[Code], known: Known):
-        self.points = list(dict.fromkeys((*known.points(pattern), *between(pattern.box, GRID))))
-        columns = np.array(self.points).T
-        several_open = sum(len(size.all) > 1 for size in pattern.box) > 1
-        self.columns = np.array([*columns, columns.prod(0)]) if several_open else columns  # their product, too
-        at = [known.ops(pattern, point) for point in self.points]
-        ranked = [known.pooled(pattern, point, arch, refused) for point in self.points]
-        self.count = len(pattern.tree.ops)
-        numbers = list(zip(*([asked.number for asked in own] for own in at), strict=True))
-        scale = 1 / np.array([sum(own[0].cost for own in of_point[: self.count] if own) or 1.0 for of_point in ranked])
-        order = {own: i for i, own in reversed(list(enumerate(numbers)))}
-        alike = {own: _kind([of_point[i] for of_point in ranked], scale) for own, i in order.items()}
-        self.of_op = [alike[own] for own in numbers]
-        joint = [known.joint(pattern, point, arch, refused) for point in self.points]
-        several = [
-            _Several(place, members, _kind([of_point.get((place, members), []) for of_point in joint], scale), DOUBTED, True)
-            for place, members in dict.fromkeys(key for of_point in joint for key in of_point)
-        ]
-        several += [
-            _Several(both[1], both, self.of_op[self.count + j], 1.0, False) for j, both in enumerate(direct(at[0][0].program))
-        ]
-        whole = np.arange(len(self.points))
-        gains = [(float((self._apart(own, whole) - self._best(own, whole)).sum()), own.members) for own in several]
-        self.several = [several[i] for i in compatible(gains)]
-        inside = {k for own in self.several for k in own.members}
-        counts = Counter(numbers[i] for i in range(self.count) if i not in inside)
-        self.kinds = [kind._replace(number=counts[own]) for own, kind in alike.items() if counts[own]]
-
-    def _apart(self, own: _Several, inside: np.ndarray) -> np.ndarray:
-        """What the ops take one by one at each of some points, at least."""
-        found: np.ndarray = np.sum([_least(self.of_op[k], inside) for k in own.members], 0)
-        return found
-
-    def _best(self, own: _Several, inside: np.ndarray) -> np.ndarray:
-        """The same, or what one launch takes where that is taken."""
-        apart, whole = self._apart(own, inside), _least(own.kind, inside)
-        return np.where(whole < own.least * apart, whole, apart)
-
-    def inside(self, region: Region) -> np.ndarray:
-        """The numbers of the points in a region; of the nearest one, where there are none."""
-        ends = [(size.low, size.high) for size in region.box] + ([region.product] if region.product else [])
-        off = [np.maximum(np.maximum(low - c, c - high), 0) for c, (low, high) in zip(self.columns, ends, strict=False)]
-        apart = np.sum(off, 0)
-        return np.flatnonzero(apart == apart.min())
-
-    def middle(self, region: Region) -> Point:
-        """A point that stands for a region."""
-        ends = corners(region.box)
-        inside = self.inside(region)
-        return self.points[inside[len(inside) // 2]] if region.product else ends[len(ends) // 2]
-
-    def shared(self, region: Region) -> _Shared:
-        """What a region shares, by the points in it."""
-        inside = self.inside(region)
-        middle, lost, together = int(inside[len(inside) // 2]), np.zeros(len(inside)), list[Group]()
-        for kind in self.kinds:
-            if first := kind.everywhere(inside)[:1]:
-                lost += kind.number * (kind.shares[first[0], inside] - _least(kind, inside))
-        for own in self.several:
-            apart, whole = _first([self.of_op[k] for k in own.members], inside), _first([own.kind], inside)
-            is_whole = whole is not None and (apart is None or whole.sum() < own.least * apart.sum())
-            if (taken := whole if is_whole else apart) is not None:
-                lost += taken - self._best(own, inside)
-            if is_whole and own.joint:
-                together.append(Group(own.place, own.members, [Whole(0.0, *own.kind.found[own.kind.everywhere(inside)[0]][1:])]))
-        ranked = {id(kind.shares): _ranked(kind, inside, middle) for kind in self.of_op}
-        return _Shared([ranked[id(kind.shares)] for kind in self.of_op], together, float(lost.max()), float(lost.sum()))
-
-    def cut(self, region: Region) -> tuple[Region, Region] | None:
-        """The region divided where its parts lose least together; None if its points are one."""
-        inside = self.inside(region)
-        best: tuple[float, int, int] | None = None
-        for number, column in enumerate(self.columns):
-            at = column[inside]
-            order = np.argsort(at, kind="stable")
-            ends = np.flatnonzero(np.diff(at[order]))
-            if not len(ends):
-                continue
-            total = np.zeros(len(ends))
-            for kind in self.kinds:
-                sides = _sides(kind, inside[order], ends)
-                total += kind.number * np.where(np.isfinite(sides[0]), sides[0] + sides[1], 0.0)
-            for own in self.several:
-                apart = np.sum([_sides(self.of_op[k], inside[order], ends) for k in own.members], 0)
-                whole = _sides(own.kind, inside[order], ends)
-                total += np.nan_to_num(np.where(whole < own.least * apart, whole, apart), posinf=0.0).sum(0)
-            end = int(total.argmin())
-            if best is None or total[end] < best[0]:
-                low, high = (int(at[order][k]) for k in (ends[end], ends[end] + 1))
-                size = region.box[number] if number < len(region.box) else Size("product", low, high)
-                best = float(total[end]), number, _roundest(size, low, high)
-        return region.divided(*best[1:]) if best else None
-
-
-def _least(kind: _Kind, inside: np.ndarray) -> np.ndarray:
-    """What the fastest candidate takes at each point."""
-    found: np.ndarray = kind.shares[:, inside].min(0, initial=ABSENT)
-    return found
-
-
-def _first(kinds: Sequence[_Kind], inside: np.ndarray) -> np.ndarray | None:
-    """What the fastest candidates that there are at all points take together; None where there are none."""
-    rows = [kind.everywhere(inside)[:1] for kind in kinds]
-    if not all(rows):
-        return None
-    return np.sum([kind.shares[row[0], inside] for kind, row in zip(kinds, rows, strict=True)], 0)
-
-
-def _ranked(kind: _Kind, inside: np.ndarray, middle: int) -> list[Candidate]:
-    """A kind's candidates that there are at all points, with what they take at the middle one; none, if no point has any."""
-    everywhere, sums = kind.everywhere(inside), kind.shares[:, inside].sum(1)
-    if not sums.any():
-        return []
-    return [
-        Candidate(kind.us[middle] * float(sums[k] / sums[everywhere[0]]), *kind.found[k][1:])  # type: ignore[arg-type]
-        for k in everywhere
-    ]
-
-
-def _sides(kind: _Kind, order: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """What the fastest candidate takes for all points in this order up to each end, and what another does for those behind."""
-    shares = kind.shares[:, order]
-    below = np.cumsum(shares, 1)[:, ends].min(0, initial=np.inf)
-    above = np.cumsum(shares[:, ::-1], 1)[:, len(order) - 2 - ends].min(0, initial=np.inf)
-    return np.array([below, above])
-
-
-def _roundest(size: Size, low: int, high: int) -> int:
-    """Where to divide between two values of a size: after the one that most tiles end with."""
-    return max((n for n in size.all if low <= n < high), key=lambda n: n & -n) + size.step
-
-
-def _kind(ranked: Sequence[Sequence[Candidate | Whole]], scale: np.ndarray) -> _Kind:
-    """Of the candidates at each point. Where there are none, none is better than another."""
-    found = {key_of(c): c for own in ranked for c in own}
-    rows = {key: i for i, key in enumerate(found)}
-    shares = np.full((len(found), len(ranked)), ABSENT)
-    for k, own in enumerate(ranked):
-        if not own:
-            shares[:, k] = 0.0
-        for c in own:
-            shares[rows[key_of(c)], k] = min(c.cost * scale[k], SLOWEST)
-    return _Kind(list(found.values()), shares, [own[0].cost if own else 0.0 for own in ranked])
 
 
 class _Range:
@@ -319,19 +121,28 @@ class _Range:
         self.whole = known.launches(pattern, arch)
 
     @cached_property
-    def grid(self) -> _Grid:
-        return _Grid(self.pattern, self.arch, self.refused, self.known)
+    def grid(self) -> Grid:
+        return Grid(self.pattern, self.arch, self.refused, self.known)
 
-    def shared(self, region: Region) -> _Shared:
+    def shared(self, region: Region) -> Shared:
         found = self.grid.shared(region)
         if all(found.candidates):
             return found
-        at = [self.known.ops(self.pattern, point) for point in corners(region.box)]  # what the pool has nothing for
-        others = [
-            own or _shared([self.known.all(of_point[i], self.arch, self.refused) for of_point in at])
-            for i, own in enumerate(found.candidates)
-        ]
+        spare = self._spare if len(found.candidates) > self.grid.count and all(found.candidates[self.grid.count :]) else {}
+        others = [own or spare.get(i) or self._outside(i, region.box) for i, own in enumerate(found.candidates)]
         return found._replace(candidates=others)
+
+    def _outside(self, number: int, box: Box) -> list[Candidate]:
+        """Candidates of one of `Known.ops` that the pool has nothing for, at all sizes of a box."""
+        at = [self.known.ops(self.pattern, point)[number] for point in corners(box)]
+        return _shared([self.known.all(asked, self.arch, self.refused) for asked in at])
+
+    @cached_property
+    def _spare(self) -> dict[int, list[Candidate]]:
+        """Those of copies, and of what would read them, where the pool has what reads the input itself: they are not taken."""
+        least = self.pattern.at(self.grid.points[0])
+        every = {k: self._outside(k, self.pattern.box) for both in direct(least) for k in both}
+        return {k: [c._replace(cost=math.inf) for c in own] for k, own in every.items()}
 
     def chosen(
         self, region: Region, shared: Sequence[Sequence[Candidate]], together: Sequence[Group], divisible: bool

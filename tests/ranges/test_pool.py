@@ -21,9 +21,10 @@ from tccompile.load.model import read
 from tccompile.options import Options
 from tccompile.pipeline import Told, to_patterns
 from tccompile.ranges.box import between
+from tccompile.ranges.grid import _kind, _ranked
 from tccompile.ranges.launches import key_of
 from tccompile.ranges.pool import ENOUGH, FEW, LEFT, LESS, LITTLE, Case, Known, _by_use, _codes_for, _Costs, _most
-from tccompile.ranges.steps import _kind, _ranked, parts
+from tccompile.ranges.steps import parts
 from tccompile.schedule.choose import Candidate, candidates
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
@@ -103,7 +104,7 @@ def test_points_between_lie_among_small_sizes_and_large_ones(bounds, below):
 def test_what_no_point_has_candidates_for_has_none():
     """As where the pool has none for an op at these sizes: then all of its candidates are asked for."""
     own, kernel = Candidate(2.0, KERNELS[0], {}), Candidate(4.0, KERNELS[1], {})
-    kind = _kind([[], [], [own, kernel]], np.array([0.1, 0.1, 0.1]))
+    kind = _kind(0, [[], [], [own, kernel]], np.array([0.1, 0.1, 0.1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _ranked(kind, np.array([0, 1]), 0) == []
