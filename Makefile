@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 # Tests start processes by the dozen, which would each compile the sources again
 unexport PYTHONDONTWRITEBYTECODE
 
+# Each core has a process of its own, where further threads of NumPy would wait for work and keep the others from theirs
+test test-all: export OPENBLAS_NUM_THREADS = 1
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all doors fuzz site check extents gpu-test backend-test bench bench-models kernels reference dump clean
 

@@ -367,7 +367,8 @@ def test_what_differs_by_row_is_added_to_sums_by_wgmma(y: DType, r: DType, more:
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
-@pytest.mark.parametrize(("y", "r", "more"), usually(TURNED_ADDED, 0))
+@thorough
+@pytest.mark.parametrize(("y", "r", "more"), TURNED_ADDED)
 def test_what_is_added_to_bytes_that_are_turned(y: DType, r: DType, more: Config) -> None:
     program, config = with_residual(y, r, (5, 20, 7, 6), 144), {"bn": 64, "split": 1, "swapped": True, **more}
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
@@ -386,7 +387,8 @@ def test_lanes_have_eight_neighbours_where_columns_come_by_32(program: Program, 
     agrees(HOPPER[0], program, config, arch=ARCHS["sm_90a"], run=on_two_blocks)
 
 
-@pytest.mark.parametrize("bm", usually([64, 128], 0))
+@thorough
+@pytest.mark.parametrize("bm", [64, 128])
 def test_what_is_added_to_bytes_comes_a_tile_ahead(bm: int) -> None:
     """Twelve or twenty-four tiles of two blocks, the last rows of which are beyond the result: a warp has several turns, some
     without rows."""

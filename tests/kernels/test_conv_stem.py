@@ -50,7 +50,6 @@ def on(blocks: int):
             (conv("two columns", (3, 3, 9, 3), 8, (2, 2), pad=0, source="planes"), 16, 1, 2),
         ],
         0,
-        6,
     ),
     ids=lambda v: v.ops[0].nodes[0] if hasattr(v, "ops") else None,
 )

@@ -184,7 +184,7 @@ def from_patches(program: Program, tile: tuple[int, ...], blocks: int = 2, **mor
     return memory
 
 
-@pytest.mark.parametrize("case", usually(PATCHES, "64 channels", "pairs of taps, two boxes"))
+@pytest.mark.parametrize("case", usually(PATCHES, "64 channels"))
 def test_convolutions_from_patches(case: str) -> None:
     shape, outputs, window, kinds, how, tile = PATCHES[case]
     program = of_float8(case, shape, outputs, window, kinds, **how)
@@ -218,9 +218,8 @@ def test_two_groups() -> None:
     check(of_float8("narrow", (1, 18, 5, 5), 27, (3, 3), groups=3), SIMT, "sm_80")
 
 
-@pytest.mark.parametrize(
-    "config", usually([{"bm": 24, "bn": 64, "split": 1, "swapped": True}, {"bm": 64, "bn": 64, "split": 1}], 0)
-)
+@thorough
+@pytest.mark.parametrize("config", [{"bm": 24, "bn": 64, "split": 1, "swapped": True}, {"bm": 64, "bn": 64, "split": 1}])
 def test_halves_leave_by_wgmma_in_boxes(config: Config) -> None:
     check(of_float8("boxes", (90, 130), 100, kinds=(E4M3, E4M3, F16), fn="relu"), WGMMA, "sm_90a", config)
 
@@ -312,7 +311,8 @@ def instructions(cubin: bytes) -> list[int]:
     return [struct.unpack_from("<Q", cubin, s[4] + at)[0] for s in texts for at in range(0, s[5], 16)]
 
 
-@pytest.mark.parametrize("channels", [832, pytest.param(256, marks=thorough)])
+@thorough
+@pytest.mark.parametrize("channels", [832, 256])
 def test_descriptors_of_sums_that_overlap_are_in_uniform_registers(channels: int) -> None:
     """Where a branch of some threads ends beside one of all, the compiler takes what meets there for a thread's own, and moves
     four words before each wgmma."""
@@ -338,7 +338,8 @@ def test_sums_of_one_stage_are_all(config: Config) -> None:
     check(program, WGMMA, "sm_90a", config)
 
 
-@pytest.mark.parametrize("depth", usually([256, 272], 1))
+@thorough
+@pytest.mark.parametrize("depth", [256, 272])
 def test_tiles_whose_sums_are_made_at_once_are_as_large_as_those_of_integers(depth: int) -> None:
     program = of_float8("large", (32, depth, 56, 56), 256, (1, 1), (E4M3,) * 3)
     large = [c for c in HOPPER[0].configs(program.ops[0], program, ARCHS["sm_90a"]) if c["bm"] == 256]

@@ -506,12 +506,13 @@ def test_a_short_first_stage(case: str) -> None:
         check(CONV, program, config, once=False, arch=ARCH, run=machine.run)
 
 
+@thorough
 @pytest.mark.parametrize(
     "config",
     [
         {"bm": 64, "bn": 64, "overlaps": True},
-        pytest.param({"bm": 40, "bn": 64, "swapped": True}, marks=thorough),
-        pytest.param({"bm": 24, "bn": 64, "swapped": True, "overlaps": True}, marks=thorough),
+        {"bm": 40, "bn": 64, "swapped": True},
+        {"bm": 24, "bn": 64, "swapped": True, "overlaps": True},
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ ARCH = ARCHS["sm_90a"]
 SLOW = (
     "attention", "attention_mma", "attention_sm90", "conv_gemv_mma", "conv_mma", "conv_patch", "conv_simt", "conv_sm90",
     "conv_stem", "conv_thin", "depthwise_bytes", "depthwise_bytes_sm90", "depthwise_mma", "depthwise_sm90", "gemm_mma",
-    "gemv_mma", "gemv_packed", "gemv_packed_mma", "norm_split", "norm_team", "rnn_mma", "rnn_simt",
+    "gemv_mma", "gemv_packed", "gemv_packed_mma", "norm_split", "norm_team", "rnn_mma", "rnn_simt", "suppress",
 )  # fmt: skip
 """Those that take long to compile, and wait where all kernels do that say nothing of it, or where gemm_sm90 and conv_halo do."""
 
