@@ -122,7 +122,7 @@ def test_check_of_an_open_shape_alone(run: Any, models: Path) -> None:
         ("tccompile", ("net.plan", "--json"), 2, "is a plan already: tcrun runs it"),
         ("tcrun", ("net.plan", "--json"), 2, "'x'"),
         ("tcrun", ("x.npy", "--json"), 5, "is not a plan"),
-        ("tcinspect", ("net.onnx", "--json"), 5, "is not a plan of tccompile's: tccompile makes one of a model"),
+        ("tcinspect", ("net.onnx", "--json"), 5, "this is not a plan of tccompile's: tccompile makes one of a model"),
     ],
 )
 def test_errors_are_json_where_results_are(

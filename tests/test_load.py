@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import ModelError, TccompileError, UnsupportedError, UsageError
 from tccompile.ir.weights import Source, evaluate, same, sources_of
-from tccompile.load.constants import held, recipe_of, remembering
+from tccompile.load.constants import decisive, held, recipe_of, remembering
 from tccompile.load.model import in_memory, load, parsed, read, sources
 from tccompile.load.opset import NEWEST, UNIFORM, UPGRADES
+from tccompile.lower.graph import lower
 from tccompile.rewrites import rewrite
 from tests.networks import CONVOLUTIONAL, OTHERS, RECURRENT, feeds, reference, relative_error, skeleton
 from tests.rewrites.common import Net, check_recipes, check_same
@@ -244,6 +245,20 @@ def test_folded_weights_remember_where_they_come_from():
     for tensor in model.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(others[tensor.name], tensor.name))
     np.testing.assert_array_equal(evaluate(recipe, others), load(model).nodes[0].inputs[1].values)
+
+
+def test_weights_that_many_nodes_change_are_kept_as_they_are():
+    """Plans hold no recipe of so many steps. Who replaces the weights is told that they decided something."""
+    net = Net(x=(2, 3))
+    w = net.normal(3, 3)
+    for _ in range(150):
+        w = net("Mul", w, f(0.99))
+    model = net.out(net("MatMul", "x", w)).model()
+    with decisive() as decided:
+        graph = load(model)
+    check_same(graph, model, 1e-6)
+    lower(graph)  # which checks the program
+    assert "w0" in decided
 
 
 def test_outputs_that_are_one_result_by_several_names():

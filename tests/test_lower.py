@@ -134,13 +134,16 @@ def test_all_refusals_are_collected() -> None:
         lower(graph)
 
 
-def test_an_output_that_is_an_input_is_refused_and_listed() -> None:
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, (3,)) for n in "xy")
-    model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "n")], "g", [x], [y, x]), **NEWEST)
-    graph = load(model)
+def test_a_sequence_that_is_an_input_and_an_output_is_refused_and_listed() -> None:
+    several = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, (3,)))
+    x, y = helper.make_value_info("x", several), helper.make_tensor_value_info("y", TensorProto.FLOAT, (3,))
+    nodes = [helper.make_node("SequenceAt", ["x", "i"], ["y"], "n")]
+    at = numpy_helper.from_array(np.array(0), "i")
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y, x], [at]), **NEWEST)
+    graph = load(model, {"x[0]": (3,)})
     (issue,) = unsupported(graph)
-    assert str(issue).startswith("x (Output): the output x is an input of the model; ")
-    with pytest.raises(UnsupportedError, match=r"^x \(Output\): the output x is an input"):
+    assert str(issue).startswith("x[0] (Identity of 3): the output x[0] is an input of the model; ")
+    with pytest.raises(UnsupportedError, match=r"^x\[0\] .*: the output x\[0\] is an input"):
         lower(graph)
 
 

@@ -273,7 +273,7 @@ def test_what_a_recipe_would_make_is_told_by_shapes(recipe):
 def test_what_is_not_a_plan(tmp_path, content):
     path = tmp_path / "model.plan"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match=r"model\.plan: is not a plan"):
+    with pytest.raises(PlanError, match=r"model\.plan: this is not a plan"):
         read_plan(path)
 
 
@@ -286,7 +286,7 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_another_format_version_is_named():
     other = FILE[:8] + struct.pack("<I", FORMAT_VERSION + 1) + FILE[12:]
     says = (
-        f"has plan format {FORMAT_VERSION + 1}, this version of tccompile reads format {FORMAT_VERSION}: "
+        f"the plan has format {FORMAT_VERSION + 1}, this version of tccompile reads format {FORMAT_VERSION}: "
         "install the newer one that made it, or compile the model again"
     )
     with pytest.raises(PlanError, match=says):

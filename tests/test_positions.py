@@ -432,6 +432,15 @@ def test_a_budget_that_fp32_does_not_meet_is_refused():
         without_code(made, ("sm_80",), precision="mixed", max_error=1e-6)
 
 
+def test_a_budget_below_what_fp32_holds_is_refused():
+    """All in fp32 would be equal to itself, and yet no plan's outputs are within that: sums differ in their last digits."""
+    with pytest.raises(VerificationError, match=r"1e-09: fp32 itself is off by about \de-08, .*; what is rounded in 'Conv"):
+        without_code(layers(), ("sm_80",), precision="mixed", max_error=1e-9)
+    moved = Network(16)
+    moved = moved.model((1, 8, 12, 12), moved("x", "Relu"))
+    assert without_code(moved, ("sm_80",), precision="mixed", max_error=1e-9)  # a program without products is exact in fp32
+
+
 def test_a_budget_needs_mixed_precision():
     with pytest.raises(UsageError, match="precision mixed"):
         Options(precision="fp16", max_error=1e-3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -95,6 +97,25 @@ def on_tensor_cores(plan: Plan) -> float:
     """The part of the floating-point operations of convolutions and products that runs there."""
     program, steps = plan.entries[0].program, plan.entries[0].sections[0].steps
     return sum(program.flops(program.ops[s.op]) for s in steps if s.tensor_cores) / total_flops(program)
+
+
+def test_threads_load_nothing_of_numpy() -> None:
+    """Which does so when asked for a part of it: by two threads at once, that ended in endless recursion."""
+    code = """
+import threading
+import numpy
+from tests.test_precision import Network
+def load(name, loads=numpy.__getattr__):
+    assert threading.current_thread() is threading.main_thread(), name
+    return loads(name)
+net = Network()
+model = net.model((1, 4, 8, 8), net(net(net("x", "Relu"), "Conv", numpy.ones((4, 4, 3, 3), "float32")), "Relu"))
+numpy.__getattr__ = load
+from tests.plans import without_code
+without_code(model, ("sm_90a",), precision="mixed")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 # --- Networks whose values leave fp16's range --------------------------------------------------------------------------

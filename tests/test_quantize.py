@@ -1364,6 +1364,11 @@ def test_a_bound_for_what_takes_too_long_is_met_at_other_shapes(
     found = calibrated(opened, loose) if quantize else None
     program = to_program(opened, {}, loose, Dump(None), told=told, calibration=found)
     assert "nothing had to be raised for it; measured at smaller shapes" in told.notes[1] and not program.storage
+    tight = replace(options, max_error=1e-9)
+    found = calibrated(opened, tight) if quantize else None
+    assert found is None or not found.layers
+    with pytest.raises(VerificationError, match=r"--max-error 1e-09: fp32 itself is off by about \de-08"):
+        to_program(opened, {}, tight, Dump(None), calibration=found)
     monkeypatch.setattr(ranges, "TOO_MANY", 10)
     with pytest.raises(UsageError, match="--max-error runs the model on the CPU, and running it would write"):
         to_program(opened, {}, options, Dump(None), calibration=found)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.errors import UnsupportedError
 from tccompile.load import unroll
 from tccompile.load.model import load
+from tccompile.load.turns import turns
 from tccompile.rewrites import rewrite
 from tests.ops.common import agrees
 
@@ -244,6 +245,34 @@ def test_a_loop_whose_condition_counts(most: int, goes: int) -> None:
     program = agrees(m)
     assert program.tensors["y"].shape == (goes, 2, 3)
     assert not program.counts
+
+
+@pytest.mark.parametrize(
+    ("condition", "constants"),
+    [
+        ([("RandomUniform", "", "r", {"shape": [1]}), ("Less", "r half", "c1"), ("Squeeze", "c1", "c2")], {"half": 0.5}),
+        ([("Expand", "half large", "r"), ("ReduceMax", "r", "m", {"keepdims": 0}), ("Less", "m half", "c2")], {"half": 0.5}),
+        ([("Constant", "", "r", {"value_ints": [1, 2]}), ("Less", "r i", "c1"), ("Squeeze", "c1", "c2")], {}),
+    ],
+)
+def test_conditions_that_are_not_counted(condition: list, constants: dict[str, float]) -> None:
+    """What is random, large, or several numbers: a turn of it says nothing of the next, takes long, or has no truth."""
+    inputs = [value("i", INT64, ()), value("c", BOOL, ())]
+    own = {name: np.array(v, np.float32) for name, v in constants.items()} | {"large": array(2**40)}
+    body = graph(condition, inputs, [value("c2", BOOL, ())], own)
+    assert turns(body, 20, [], {}, [helper.make_opsetid("", 21)]) is None
+
+
+def test_a_condition_by_a_number_that_becomes_a_constant() -> None:
+    body = graph(
+        [("Less", "t five", "c2"), ("Relu", "h", "h2")],
+        [value("i", INT64, ()), value("c", BOOL, ()), value("t", INT64, ()), value("h", shape=(3,))],
+        [value("c2", BOOL, ()), value("seven", INT64, ()), value("h2", shape=(3,))],
+        {"five": np.array(5), "seven": np.array(7)},
+    )
+    weights = {"most": np.array(20), "true": np.array(True), "zero": np.array(0)}
+    m = model([("Loop", "most true zero x", "t_end y", {"body": body})], [value("x", shape=(3,))], [value("y")], weights)
+    assert not agrees(m).counts
 
 
 def test_a_body_that_takes_its_number_as_a_vector() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -240,7 +241,8 @@ def _write_arrays(file: IO[bytes], suffix: str, arrays: Mapping[str, Any]) -> No
     import numpy as np
 
     if suffix != ".npz":
-        np.save(file, next(iter(arrays.values())))
+        writer = SimpleNamespace(write=file.write)  # no file of Python's, or NumPy writes by C, and does not say what failed
+        np.lib.format.write_array(writer, np.asarray(next(iter(arrays.values()))))
         return
     with zipfile.ZipFile(file, "w") as archive:  # np.savez takes names as keywords, and has some of its own
         for name, value in arrays.items():

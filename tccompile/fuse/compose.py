@@ -83,9 +83,10 @@ def _inlined(e: Editor, consumer: Pointwise, view: View, split: bool) -> Pointwi
 def _is_made_again(e: Editor, op: Pointwise, y: Tensor) -> bool:
     """Whether an op makes one number of others by so little that whoever reads it makes it again: scales and zero points of what
     is quantized by its own extremes, say, of which each would be a launch."""
+    if not (_is_number(y) and all(_is_number(e.tensors[v.tensor]) and not v.valid for v in op.views)):
+        return False
     parts = {*walk(op.epilogue.expr)}
-    alone = _is_number(y) and all(_is_number(e.tensors[v.tensor]) and not v.valid for v in op.views)
-    return alone and len(parts) <= SHORT and {part.fn for part in parts} <= CHEAP and not _joins_its_producer(e, op)
+    return len(parts) <= SHORT and {part.fn for part in parts} <= CHEAP and not _joins_its_producer(e, op)
 
 
 def _is_number(t: Tensor) -> bool:

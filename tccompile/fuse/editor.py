@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tccompile.ir.expr import Epilogue, Expr, View, canonical_view, identity_view, load, substitute, walk
+from tccompile.ir.expr import Epilogue, Expr, View, canonical_view, identity_view, load, parts, substitute, walk
 from tccompile.ir.extent import Shape
 from tccompile.ir.ops import Op, Pointwise
 from tccompile.ir.program import Program
@@ -14,6 +14,9 @@ from tccompile.ir.weights import Recipe
 
 MAX_LOADS = 12
 """Views in one expression: each costs a pointer and strides in the kernel's arguments, and registers."""
+
+MAX_ATOMS = 32
+"""Quotients, remainders and the like in what one view reads by: one reshape of a transposition of another doubles them."""
 
 MAX_NODES, MAX_PARTS = 64, 256
 """Operations in one expression, and the same where one that several take is counted for each of them."""
@@ -123,8 +126,19 @@ def shifted(expr: Expr, by: int) -> Expr:
 
 
 def fits(epilogue: Epilogue) -> bool:
-    parts = walk(epilogue.expr)
-    return len(epilogue.loads) <= MAX_LOADS and len(parts) <= MAX_PARTS and len({id(e) for e in parts}) <= MAX_NODES
+    all_ = walk(epilogue.expr)
+    few = len(epilogue.loads) <= MAX_LOADS and len(all_) <= MAX_PARTS and len({id(e) for e in all_}) <= MAX_NODES
+    return few and all(_atoms(view) <= MAX_ATOMS for view in epilogue.loads)
+
+
+def _atoms(view: View) -> int:
+    """How much arithmetic says where the view reads, as far as it counts."""
+    left, found = [*view.index, *(r.index for r in view.valid)], 0
+    while left and found <= MAX_ATOMS:
+        inner = [index for atom, _ in left.pop().terms for index in parts(atom)]
+        found += len(inner)
+        left += inner
+    return found
 
 
 def names(*ops: Op) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def read_integers(program: Program) -> Program:
 
 def _dequantizes(e: Editor, op: Pointwise) -> bool:
     """Whether an op makes floats of integers of a tensor that lies as they do, with one scale and zero point."""
-    if len(op.views) != 1 or not e.is_private(op.y) or op.epilogue.expr.fn != "mul":
+    if len(op.views) != 1 or not e.is_private(op.y) or op.epilogue.expr.dtype is not DType.F32:
         return False
     (view,), y = op.views, e.tensors[op.y]
     x = e.tensors[view.tensor]

@@ -14,11 +14,13 @@ class Kind(Enum):
     SEQUENCE = "sequence"
     OPTIONAL = "optional"
     OPTIONAL_SEQUENCE = "optional sequence"
+    GIVEN = "given"  # of outputs: an input of the model, as it was given
 
 
 @dataclass(frozen=True)
 class Form:
-    """An input or output of a model. A plan has the tensors that it is made of: of a sequence, each by `part`."""
+    """An input or output of a model. A plan has the tensors that it is made of: of a sequence, each by `part`, of an input that
+    is an output, `copy_of` it."""
 
     name: str
     kind: Kind
@@ -27,6 +29,11 @@ class Form:
 def part(name: str, i: int) -> str:
     """What a plan calls tensor i of a sequence."""
     return f"{name}[{i}]"
+
+
+def copy_of(name: str) -> str:
+    """What a plan calls an output that is an input of this name."""
+    return f"{name} (output)"
 
 
 @dataclass(frozen=True)

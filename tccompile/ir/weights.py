@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ class Transform:
     fn: str
     args: tuple[Recipe, ...]
     attributes: Attributes = ()
+
+    @cached_property
+    def depth(self) -> int:
+        """How many transforms lie within each other."""
+        return 1 + max((a.depth for a in self.args if isinstance(a, Transform)), default=0)
 
 
 Recipe = Source | Literal | Transform

@@ -1,7 +1,8 @@
-"""Inputs and outputs of a model that are sequences or optional values, as the tensors that they are made of.
+"""Inputs and outputs of a model that are sequences or optional values, or both an input and an output, as tensors of one kind.
 
 A sequence `x` is the tensors `x[0]`, `x[1]` and so on: as many as shapes are given. An optional value is there if shapes are
-given for it. From here on a model has tensors for inputs; what its outputs are made of is known when it is folded.
+given for it. An output that is an input is a copy of it, with a name of its own. From here on a model has tensors for inputs;
+what its outputs are made of is known when it is folded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import onnx
 import onnx.helper
 
 from tccompile.errors import UsageError
-from tccompile.ir.metadata import Form, Kind, part
+from tccompile.ir.metadata import Form, Kind, copy_of, part
 
 OPTIONAL = "optional_type"
 SEQUENCE = "sequence_type"
@@ -40,9 +41,25 @@ def tensor_of(proto: onnx.TypeProto) -> onnx.TypeProto:
 
 def forms(graph: onnx.GraphProto, weights: Container[str]) -> tuple[tuple[Form, ...], tuple[Form, ...]]:
     """What the model's inputs and outputs are, if any is no tensor."""
-    both = [[Form(v.name, kind_of(v.type)) for v in values if v.name not in weights] for values in (graph.input, graph.output)]
-    plain = all(form.kind is Kind.TENSOR for of_one in both for form in of_one)
-    return ((), ()) if plain else (tuple(both[0]), tuple(both[1]))
+    given = {v.name for v in _given(graph, weights)}
+    inputs = tuple(Form(v.name, kind_of(v.type)) for v in graph.input if v.name not in weights)
+    outputs = tuple(Form(v.name, Kind.GIVEN if v.name in given else kind_of(v.type)) for v in graph.output)
+    plain = all(form.kind is Kind.TENSOR for form in (*inputs, *outputs))
+    return ((), ()) if plain else (inputs, outputs)
+
+
+def _given(graph: onnx.GraphProto, weights: Container[str]) -> list[onnx.ValueInfoProto]:
+    """The outputs that are tensors and inputs of the model."""
+    inputs = {v.name for v in graph.input if v.name not in weights}
+    return [v for v in graph.output if v.name in inputs and kind_of(v.type) is Kind.TENSOR]
+
+
+def copy_given(graph: onnx.GraphProto, weights: Container[str]) -> None:
+    """Copies in the place of the graph's outputs that are inputs."""
+    for value in _given(graph, weights):
+        copy = copy_of(value.name)
+        graph.node.append(onnx.helper.make_node("Identity", [value.name], [copy], copy))
+        value.name = copy
 
 
 def open_inputs(graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]]) -> None:

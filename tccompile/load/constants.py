@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, sources_of, transform
+from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform, sources_of, transform
 
 _decided: ContextVar[set[str] | None] = ContextVar("decided", default=None)
 
@@ -155,5 +155,14 @@ def derived(name: str, fn: str, *args: gs.Constant | np.ndarray, **attributes: A
     values = [a if isinstance(a, np.ndarray) else held(a) for a in args]
     recipes = [Literal(a) if isinstance(a, np.ndarray) else recipe_of(a) for a in args]
     result = np.asarray(TRANSFORMS[fn](*values, **attributes))
-    known = all(isinstance(r, Literal) for r in recipes)
-    return Weight(name, result, Literal(result) if known else transform(fn, *recipes, **attributes))
+    if all(isinstance(r, Literal) for r in recipes):
+        return Weight(name, result, Literal(result))
+    made = transform(fn, *recipes, **attributes)
+    if isinstance(made, Transform) and made.depth > DEEP:
+        decide_by(*sources_of(made))
+        made = Literal(result)
+    return Weight(name, result, made)
+
+
+DEEP = 32
+"""Transforms within each other up to which a constant has a recipe; plans hold 128, and later stages add some."""

@@ -32,6 +32,7 @@ from tccompile.load import classical, contrib, custom
 from tccompile.load.constants import Weight, held, literal, remembered
 from tccompile.load.counted.rules import sizes
 from tccompile.load.late import is_late, note, note_all
+from tccompile.load.narrow import wide
 from tccompile.load.nodes import (
     LARGE,
     constant_node,
@@ -69,6 +70,9 @@ LEFT = {
 layers, and the time that TfIdfVectorizer takes is an attribute's to choose. So it is of windows and samples, or their memory."""
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+MOVES = (
+    "Concat", "DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)  # fmt: skip
 
 LIKE_INPUT = ("GroupNormalization", "MeanVarianceNormalization")  # the operators that have no rule for their output's type
 FUNCTIONS = {
@@ -100,7 +104,8 @@ def _read_by(graph: onnx.GraphProto) -> set[str]:
 
 
 def _factors(graph: onnx.GraphProto) -> set[str]:
-    """The results of dequantized bytes that products take whose other operand is quantized, too: they multiply integers."""
+    """The results of dequantized bytes that products take whose other operand is quantized, too, or what only moves such: they
+    multiply integers."""
     made = {y: node for node in graph.node if node.domain in ("", "ai.onnx", *contrib.DOMAINS) for y in node.output}
 
     def quantized(name: str) -> str | None:
@@ -109,11 +114,17 @@ def _factors(graph: onnx.GraphProto) -> set[str]:
             node = made.get(node.input[0])
         return node.output[0] if node is not None and node.op_type == "DequantizeLinear" else None
 
+    moved: set[str] = set()  # nodes are in topological order
+    for node in graph.node:
+        if node.op_type in MOVES and node.input:
+            read = node.input if node.op_type == "Concat" else node.input[:1]
+            if all(quantized(name) or name in moved for name in read):
+                moved.update(node.output)
     found: set[str] = set()
     for node in graph.node:
         if node.op_type in PRODUCTS and len(node.input) > 1:
             factors = [quantized(name) for name in node.input[:2]]
-            if None not in factors:
+            if all(factor or name in moved for factor, name in zip(factors, node.input, strict=False)):
                 found.update(filter(None, factors))
     return found
 
@@ -161,6 +172,7 @@ class Folder:
         self.control = Unroller(self)
         self.sizes = sizes(self, limits)
         self.factors = _factors(graph)
+        self.given_out = {v.name for v in graph.output}
         self.unused = {y for node in graph.node for y in node.output} - _read_by(graph)
         self.room = ROOM + 32 * sum(held(w).nbytes for w in constants.values())
         self.work = WORK + 64 * sum(held(w).size for w in constants.values())
@@ -732,6 +744,8 @@ class Folder:
     def may_fold(self, node: onnx.NodeProto, inputs: list[Weight]) -> bool:
         if node.op_type in RANDOM or node.op_type in CONTROL_FLOW or node.op_type in LEFT or node.output[0] in self.factors:
             return False
+        if self.types[node.output[0]].elem != wide(self.types[node.output[0]].elem) and node.output[0] in self.given_out:
+            return False  # the model gives it as the type's bits
         if node.op_type in ORDERED and any(w.dtype.kind == "f" and np.isnan(held(w)).any() for w in inputs):
             return False
         made_of = sum(held(w).nbytes for w in inputs)
@@ -777,7 +791,8 @@ class Folder:
             log.debug("%s is not folded: %s", title(node), first_line(e))
             return None
         for name, weight in zip(node.output, result, strict=False):
-            if name and (weight.dtype, weight.shape) != (self.types[name].dtype, self.types[name].shape):
+            held_as = onnx.helper.tensor_dtype_to_np_dtype(wide(self.types[name].elem)) if name else None
+            if name and (weight.dtype, weight.shape) != (held_as, self.types[name].shape):
                 log.debug("%s is not folded: its output %r would be %s", title(node), name, weight.dtype)
                 return None
         return result

@@ -183,6 +183,7 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     weights = opened.weights
     proto = _guard("the model is not valid ONNX", _one_opset, deepcopy(opened.proto), weights)
     boundary.open_inputs(proto.graph, shapes or {})
+    boundary.copy_given(proto.graph, weights)
     unknown = _bind(proto.graph, set(weights), shapes or {}, found)
     constants = {name: Weight(name, v, Source(name, v.shape, v.dtype.name)) for name, v in weights.items()}
     domains = {o.domain: o.version for o in proto.opset_import}

@@ -162,8 +162,8 @@ class _Widener:
             return self.saturated(node, *INTEGERS[elem])
         if elem not in FLOATS:
             return [node]
-        y = node.output[0]
-        scaled = self.scope.node("Div", [node.input[0], self.scale(node)], y)
+        y, given = node.output[0], [(node.input[0], node.input[0]), (node.input[1], self.scale(node))]
+        scaled = self.scope.node("Div", [self.floats(name, of, node) for of, name in given], y)
         cast = onnx.helper.make_node("Cast", [scaled], [y], node.name, to=elem)
         cast.attribute.extend(a for a in node.attribute if a.name == "saturate")
         return self.cast(cast, elem)
@@ -177,6 +177,12 @@ class _Widener:
             if a.name == "output_dtype":
                 a.i = elem
         return [node, onnx.helper.make_node("Clip", [node.output[0], *limits], [y], f"{node.name}/limits")]
+
+    def floats(self, name: str, of: str, node: onnx.NodeProto) -> str:
+        """A tensor, of another's type, in float32: as ONNX Runtime divides, whatever the type."""
+        return (
+            name if self.type_of(of, node) == TensorProto.FLOAT else self.scope.node("Cast", [name], name, to=TensorProto.FLOAT)
+        )
 
     def dequantize(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """A product: zero points of floats are 0."""

@@ -271,11 +271,11 @@ class Sizes:
 
     def fresh(self, base: str) -> str:
         """A name that no tensor has."""
-        number = self.made.setdefault(("name", base), 0)
-        self.made["name", base] = number + 1
-        name = f"{base}{number or ''}"
-        there = name in self.names or name in self.folder.types or name in self.folder.constants
-        return self.fresh(base) if there else name
+        number, name = self.made.get(("name", base), 0), ""
+        while not name or name in self.names or name in self.folder.types or name in self.folder.constants:
+            name, number = f"{base}{number or ''}", number + 1
+        self.made["name", base] = number
+        return name
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
         """The name of a constant. Equal ones are one, but for extents in a range, which are equal at some sizes only."""

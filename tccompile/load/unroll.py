@@ -27,7 +27,7 @@ from tccompile.load.mapped import mapped
 from tccompile.load.nodes import constant_node, rename_inputs, subgraphs, tensor_values
 from tccompile.load.repeat import INDEXED, LONG, LONG_COUNTED, Repeated, Repeater, tried
 from tccompile.load.rows import appended, as_rows
-from tccompile.load.turns import SMALL, turns
+from tccompile.load.turns import turns
 from tccompile.load.types import static_type
 from tccompile.load.valid import invalid, title
 
@@ -283,7 +283,7 @@ class Unroller:
         if known is None or not known.values.all() or (iterations is None and node.input[0]):
             return None
         weights = [f.constants.get(f.resolved(x)) if x else None for x in node.input[2:]]
-        first = [w.values if w is not None and held(w).size <= SMALL else None for w in weights]
+        first = [w.values if w is not None and held(w).size == 1 else None for w in weights]
         number = turns(_graph(node, "body"), iterations, first, f.constants, f.opsets)
         if number is None:
             return None

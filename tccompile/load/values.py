@@ -16,6 +16,7 @@ import onnx.shape_inference
 
 from tccompile.ir.extent import ceil_div
 from tccompile.load.constants import Weight, dequantized, derived, held, literal
+from tccompile.load.narrow import wide
 from tccompile.load.nodes import (
     tensor_values,
     widened,
@@ -76,7 +77,9 @@ def _transpose(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight]:
 
 
 def _cast(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    if y.dtype.kind not in "biuf":
+    if y.elem == onnx.TensorProto.FLOAT8E4M3FN and attribute(node, "saturate", 1) and x[0].dtype.kind == "f":
+        return [derived("", "float8", derived("", "cast", x[0], dtype="float32"))]
+    if y.dtype.kind not in "biuf" or y.elem != wide(y.elem):
         return None
     with np.errstate(all="ignore"):
         return [derived("", "cast", x[0], dtype=y.dtype.name)]
@@ -185,18 +188,28 @@ def _dequantize_along(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weigh
 
 
 def _quantize(node: onnx.NodeProto, x: list[Any], y: Type) -> list[Weight] | None:
-    """round(x / scale) + zero point, saturated: ONNX's evaluator is wrong beyond int32. NaN becomes the least number."""
+    """round(x / scale) + zero point, saturated: ONNX's evaluator is wrong beyond int32, and divides halves as such, which ONNX
+    Runtime does in float32. NaN becomes the least number."""
     values, scale, zero = x[0].values, x[1].values, x[2].values if len(x) > 2 and x[2] is not None else np.zeros((), y.dtype)
-    if values.dtype != np.float32 or scale.ndim > 1 or attribute(node, "block_size", 0) or str(y.dtype) not in QUANTIZED:
+    if not {values.dtype, scale.dtype} <= HALVES_AND_FLOATS or str(y.dtype) not in QUANTIZED:
         return None
-    lie = [1] * values.ndim
-    if scale.size > 1:
-        lie[attribute(node, "axis", 1)] = -1
-    limits, shape = np.iinfo(y.dtype), tuple(lie) if scale.ndim else ()
+    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+
+    def lying(parameter: np.ndarray) -> np.ndarray:
+        """Scales or zero points as what is broadcast to the values."""
+        numbers = parameter.astype(np.float32)
+        if block and numbers.ndim == values.ndim:
+            return np.repeat(numbers, block, axis).take(range(values.shape[axis]), axis)  # the last block may be shorter
+        shape = [-1 if a == axis % values.ndim else 1 for a in range(values.ndim)] if numbers.size > 1 else [1] * values.ndim
+        return numbers.reshape(shape if numbers.ndim else ())
+
+    limits = np.iinfo(y.dtype)
     with np.errstate(all="ignore"):
-        moved = np.rint(values / scale.reshape(shape)) + zero.astype(np.float32).reshape(shape)
+        moved = np.rint(values.astype(np.float32) / lying(scale)) + lying(zero)
     return [literal("", np.where(moved > limits.min, np.minimum(moved, limits.max), limits.min).astype(y.dtype))]
 
+
+HALVES_AND_FLOATS = {np.dtype(np.float16), np.dtype(np.float32)}
 
 QUANTIZED = ("int8", "uint8", "int16", "uint16")
 

@@ -130,7 +130,8 @@ class _Reader:
                 raise PlanError(f"bytes before section {section.name!r} that are not zero: the file is damaged")
             if not 0 <= section.length <= len(data) - start:
                 raise PlanError(
-                    f"section {section.name!r} of {section.length} bytes does not fit into the file: it is cut off or damaged"
+                    f"section {section.name!r} of {section.length} bytes does not fit into the file: it is cut off or damaged, "
+                    "copy it again"
                 )
             self._sections.append(data[start : start + section.length])
             start += section.length
@@ -146,7 +147,9 @@ class _Reader:
         stored, part = self.section(index)
         data = part.read()
         if hashlib.sha256(data).hexdigest() != stored.sha256:
-            raise PlanError(f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged")
+            raise PlanError(
+                f"section {stored.name!r}: its SHA-256 is not what the header says, the file is damaged, copy it again"
+            )
         return stored, data
 
     def code(self, index: Any) -> bytes:
@@ -371,16 +374,17 @@ def _read(data: Stretch) -> Plan:
 def _checked(data: Stretch) -> Plan:
     prefix = data[: PREFIX.size].read()
     if len(prefix) < PREFIX.size or prefix[: len(MAGIC)] != MAGIC:
-        raise PlanError("is not a plan of tccompile's")
+        raise PlanError("this is not a plan of tccompile's")
     _, version, zero, length, size, digest = PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         newer = "install the newer one that made it, or " if version > FORMAT_VERSION else ""
         raise PlanError(
-            f"has plan format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model again"
+            f"the plan has format {version}, this version of tccompile reads format {FORMAT_VERSION}: {newer}compile the model "
+            "again"
         )
     stored = data[PREFIX.size : PREFIX.size + length].read()
     if zero or len(stored) != length or hashlib.sha256(stored).digest() != digest:
-        raise PlanError("section 'header': is cut off or damaged")
+        raise PlanError("section 'header' is cut off or damaged: copy the file again")
     try:
         text = _decompressed(stored, size, MAX_HEADER, "section 'header'")
         _check_header(text)

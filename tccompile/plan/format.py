@@ -410,7 +410,7 @@ class Contents:
         if name in self.digests and hashlib.sha256(data).digest() != self.digests[name]:
             raise PlanError(
                 f"section 'weights {name}': its SHA-256 is not what the header says, the file is damaged, or has been written to "
-                "since it was opened"
+                "since it was opened: copy it again"
             )
         return data
 

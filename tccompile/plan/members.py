@@ -185,7 +185,8 @@ class Bounds:
         views = views[~alone[views]]
         owned = np.flatnonzero((self._owner >= 0) & (ends > least[self._owner]))
         narrow = np.flatnonzero((low[self._narrow] < self._from) | (high[self._narrow] >= self._below))
-        return narrow, views, owned, np.unique([*views, *self._bases[views], *self._owner[owned]]).astype(np.int64)
+        touched = sorted({*views, *self._bases[views], *self._owner[owned]})  # not np.unique: as in precision/sensitivity.py
+        return narrow, views, owned, np.array(touched, np.int64)
 
     def _table(self, rows: Iterable[Sequence[Any]], columns: int = 0) -> np.ndarray:
         """Where the numbers of rows are among all values: those of formulas, then constants."""

@@ -7,6 +7,7 @@ it would be stored, beside the same program in fp32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,14 @@ def within(
     floats   what the program is compared with, if it is quantized and not with itself
     metric   says what outputs are off by, in place of the relative error
     whole    what is held to the bound, of each run's largest error, if not the largest of all
-    Raises VerificationError if fp32 everywhere is not enough.
+    Raises VerificationError if fp32 everywhere is not enough, or is itself no more exact than that.
     """
+    if metric is None and (least := _of_fp32(program, spreads)) > bound:
+        of_products = [i for i in _worst_first(program, spreads) if program.products(program.ops[i])]
+        raise VerificationError(
+            f"--max-error {bound:g}: fp32 itself is off by about {least:.0e}, since sums of products are rounded to it, on each "
+            f"device in another order; {_cause(program, of_products)}"
+        )
     exact = [evaluate(floats or program, feeds, sources) for feeds in runs]
     order = _worst_first(program, spreads)
     tried: dict[int, tuple[Program, float]] = {}
@@ -103,6 +110,16 @@ def _cause(program: Program, order: Sequence[int]) -> str:
 
 def _error(outputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:
     return max((relative_error(outputs[name], exact[name]) for name in exact), default=0.0)
+
+
+DIGITS = 2.0**-13
+"""What fp32 rounds by, of what fp16 does."""
+
+
+def _of_fp32(program: Program, spreads: Mapping[str, Spread]) -> float:
+    """What outputs are off by at least, as squares add up, since each product's results are rounded to fp32."""
+    owners = {program.tensors[op.y].storage for op in program.ops if program.products(op)}
+    return DIGITS * math.hypot(*(spreads[owner].share for owner in owners if owner in spreads))
 
 
 def _worst_first(program: Program, spreads: Mapping[str, Spread]) -> list[int]:

@@ -160,14 +160,14 @@ def _spectra(program: Program, open_: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     transformed: dict[str, str] = {}
     for op in program.ops:
-        y, read = owner[op.y], {owner[name] for name in op.inputs} - {*program.constants}
-        if isinstance(op, Gemm) and owner[op.b] in known and (x := owner[op.a]) in {*open_, *found}:
+        y, read = owner[op.y], {own for name in op.inputs if (own := owner[name]) not in program.constants}
+        if isinstance(op, Gemm) and owner[op.b] in known and ((x := owner[op.a]) in open_ or x in found):
             why = found.get(
                 x, f"fp32: of the spectrum that {op.nodes[0]!r} makes, small elements count, too, however large it is"
             )
             transformed |= {x: why}
             found.setdefault(y, why)
-        elif isinstance(op, Pointwise | Reduce) and read and program.tensors[op.y].dtype.is_float and read <= {*found}:
+        elif isinstance(op, Pointwise | Reduce) and read and program.tensors[op.y].dtype.is_float and read <= found.keys():
             found.setdefault(y, found[min(read)])
         elif isinstance(op, Pointwise) and read <= known:
             known.add(y)  # of places alone, as the matrix of a transform whose length a range leaves open
@@ -176,7 +176,7 @@ def _spectra(program: Program, open_: set[str]) -> dict[str, str]:
 
 def _adds_up(recipe: Recipe) -> bool:
     """Whether a matrix is none of the model's weights, and its first row adds up what it is multiplied by."""
-    return isinstance(recipe, Literal) and recipe.values.ndim == 2 and bool((recipe.values[0] >= 0).all())
+    return isinstance(recipe, Literal) and recipe.values.ndim == 2 and bool((recipe.values[:1] >= 0).all())
 
 
 def _statistics(program: Program, open_: set[str]) -> dict[str, str]:

@@ -274,7 +274,8 @@ def _moved_operand(op: Op, values: Mapping[str, np.ndarray], acc: np.ndarray, na
         case Softmax():
             return _moved_softmax(op, values[name], rounded)
         case Conv(groups=1):
-            chosen = np.unique(np.linspace(0, values[op.w].shape[0] - 1, CHANNELS).astype(int))
+            # not np.unique, which first loads numpy.ma: where two threads ask for that at once, NumPy recurses without end
+            chosen = sorted({*np.linspace(0, values[op.w].shape[0] - 1, CHANNELS).astype(int)})
             parts = ({**v, op.w: v[op.w][chosen]} for v in (values, given))
             return _apart(*(op.compute(part, (acc.shape[0], len(chosen), *acc.shape[2:])) for part in parts))
         case Conv() if acc.size > WHOLE:

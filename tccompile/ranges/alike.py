@@ -57,6 +57,9 @@ BOXES = 24
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
 
+LARGE = 1 << 53
+"""No formula is looked for of larger numbers: they are no extents."""
+
 
 class _ElsewhereError(UndecidedError):
     """What formulas give at a point that they were not found by is not the program there."""
@@ -195,7 +198,8 @@ def _laid_over(box: Box, seen: Sequence[Point], program_at: ProgramAt) -> Patter
     def formula(numbers: tuple[int, ...]) -> Extent | None:
         if numbers not in known:
             ways = partial(padded, numbers, known), partial(fit, numbers, at, sizes), partial(derived, numbers, known)
-            known[numbers] = next((found for way in ways if (found := way()) is not None), None)
+            few = max(map(abs, numbers)) < LARGE  # which times what extents are multiplied by has 64 bits
+            known[numbers] = next((found for way in ways if (found := way()) is not None), None) if few else None
         return known[numbers]
 
     try:
@@ -298,11 +302,14 @@ def star(box: Box, fixed: Collection[int]) -> list[Point]:
 def _of_other_remainders(line: Sequence[Point], number: int, box: Box, fixed: Collection[int]) -> Iterator[Point]:
     """Points of a line of one size that leave what none of those seen leaves of a multiple that layouts pad to: n and n + 1 are
     padded alike but at multiples, which are extents of many models."""
-    left = {point[number] % GRAIN for point in line}
-    for n in box[number].all:
+    sizes = box[number].all
+    missing = {n % GRAIN for n in sizes[:GRAIN]} - {point[number] % GRAIN for point in line}
+    for n in sizes:
+        if not missing:  # soon, as few sizes are not generic: there may be billions
+            return
         point = (*line[0][:number], n, *line[0][number + 1 :])
-        if n % GRAIN not in left and is_generic(point, box, fixed):
-            left.add(n % GRAIN)
+        if n % GRAIN in missing and is_generic(point, box, fixed):
+            missing.remove(n % GRAIN)
             yield point
 
 

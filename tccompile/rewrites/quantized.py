@@ -1,5 +1,6 @@
 """Quantized tensors, integers x that stand for (x - zero) · scale, are multiplied, moved and compared as integers.
 
+f(dequantize(x))                        =  dequantize(f(x))                                 on the way to a product of two such
 conv(dequantize(x), dequantize(w)) + b  =  conv_integer(x, w) · (x's scale · w's) + b       and so for matmul and gemm
 dequantize(constant)                    =  a constant                                       where no product takes it
 f(dequantize(x))                        =  dequantize(f(x))                                 f moves, chooses or joins elements
@@ -24,6 +25,7 @@ from tccompile.rewrites.rule import (
     constant,
     finite,
     itself,
+    name_of,
     operand,
     producer,
     rank,
@@ -34,7 +36,7 @@ from tccompile.rewrites.rule import (
 
 BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
 
-MOVES = ("DepthToSpace", "MaxPool", "Reshape", "Resize", "Slice", "Transpose")
+MOVES = ("DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators whose results are elements of their first input, which grow where these do; of Resize only to the nearest."""
 
 
@@ -163,6 +165,82 @@ def _point(edit: Editor, zero: gs.Constant | None) -> gs.Tensor:
     return edit.named(derived("", "reshape", points, shape=shape), f"{zero.name}/zero")
 
 
+# --- What is moved on its way to a product ----------------------------------------------------------------------------
+
+
+@dataclass
+class Ahead:
+    """A node that moves what has been dequantized, all with one scale."""
+
+    node: gs.Node
+    read: list[Quantized]
+
+
+def _ahead(node: gs.Node) -> Ahead | None:
+    read = [_quantized(t) for t in moves(node) or ()]
+    found = [q for q in read if q is not None and constant(q.integers) is None]
+    return Ahead(node, found) if found and len(found) == len(read) and any(map(_for_products, node.outputs)) else None
+
+
+def _for_products(t: gs.Tensor) -> bool:
+    """Whether a product of quantized operands reads a tensor, or what only moves it."""
+    rest, seen = [t], {id(t)}
+    while rest:
+        for reader in rest.pop().outputs:
+            if reader.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and all(map(_of_bytes, reader.inputs[:2])):
+                return True
+            new = [y for y in reader.outputs if id(y) not in seen] if moves(reader) is not None else []
+            rest += new
+            seen |= {*map(id, new)}
+    return False
+
+
+def _of_bytes(t: gs.Tensor) -> bool:
+    """Whether a tensor is dequantized, or what only moves such ones."""
+    rest, seen = [t], {id(t)}
+    while rest:
+        x = rest.pop()
+        if _quantized(x) is not None:
+            continue
+        read = moves(x.inputs[0]) if len(x.inputs) == 1 else None
+        if not read:
+            return False
+        rest += [y for y in read if id(y) not in seen]
+        seen |= {*map(id, read)}
+    return True
+
+
+def _check_ahead(edit: Editor, ahead: Ahead) -> str | None:
+    first = ahead.read[0]
+    if (
+        first.axis is not None
+        or (first.zero is not None and math.prod(first.zero.shape) > 1)
+        or not first.scale.values.item() > 0
+    ):
+        return "it has several scales or zero points"
+    alike = {(q.integers.dtype, q.scale.values.tobytes(), q.axis, _zero_of(q)) for q in ahead.read}
+    return None if len(alike) == 1 else "scales or zero points differ"
+
+
+def _zero_of(q: Quantized) -> int | None:
+    return None if q.zero is None or math.prod(q.zero.shape) > 1 else int(q.zero.values.item())
+
+
+def _dequantize_behind(edit: Editor, ahead: Ahead) -> None:
+    """The node moves bytes, and each result of it is dequantized."""
+    node, first = ahead.node, ahead.read[0]
+    results, parameters = list(node.outputs), [first.scale, *([] if first.zero is None else [first.zero])]
+    node.outputs.clear()
+    for y in results:
+        integers = gs.Variable(edit.name(f"{y.name}/integers"), dtype=first.integers.dtype, shape=list(y.shape))
+        node.outputs.append(integers)
+        edit.graph.nodes.append(
+            gs.Node("DequantizeLinear", edit.name(f"{name_of(node)}/scale"), {}, [integers, *parameters], [y])
+        )
+    for i, q in enumerate(ahead.read):
+        node.inputs[i] = q.integers
+
+
 # --- Constants, and what only moves -----------------------------------------------------------------------------------
 
 
@@ -260,6 +338,7 @@ def _join_pieces(edit: Editor, found: tuple[gs.Node, gs.Node]) -> None:
 
 
 PRODUCTS = (
+    Rewrite("f(dequantize(x)) => dequantize(f(x))", ("Concat", "Split", *MOVES), _ahead, _check_ahead, _dequantize_behind),
     Rewrite(
         "conv(dequantize(x), dequantize(w)) => conv_integer(x, w) * scale", ("Conv", "Gemm", "MatMul"), product, _check, _apply
     ),

@@ -7,13 +7,14 @@ from itertools import count, takewhile
 from typing import Any
 
 from tccompile.errors import InputError
-from tccompile.ir.metadata import Form, Kind, part
+from tccompile.ir.metadata import Form, Kind, copy_of, part
 
 
 def parts(form: Form, there: Collection[str]) -> list[str]:
     """The plan's tensors that a value is made of."""
-    if form.kind in (Kind.TENSOR, Kind.OPTIONAL):
-        return [form.name] if form.name in there else []
+    if form.kind in (Kind.TENSOR, Kind.OPTIONAL, Kind.GIVEN):
+        name = copy_of(form.name) if form.kind is Kind.GIVEN else form.name
+        return [name] if name in there else []
     return list(takewhile(there.__contains__, (part(form.name, i) for i in count())))
 
 
@@ -35,6 +36,12 @@ def flattened(forms: Sequence[Form], there: Collection[str], feed: Mapping[str, 
             )
         out |= dict(zip(names, arrays, strict=True))
     return out
+
+
+def written(forms: Sequence[Form], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays to write a model's outputs into, by the names of the plan's tensors."""
+    called = {form.name: copy_of(form.name) for form in forms if form.kind is Kind.GIVEN}
+    return {called.get(name, name): array for name, array in arrays.items()}
 
 
 def grouped(forms: Sequence[Form], names: Sequence[str], made: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock, RLock
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from tccompile.refit.swap import Adapters
 from tccompile.runtime.arrays import Array, DeviceBuffer, as_stored, check_apart, stream_handle
 from tccompile.runtime.counts import check_made, cut, open_axes, wanted
 from tccompile.runtime.engine import RECENT, Engine, Held, Platform
-from tccompile.runtime.forms import flattened, grouped, parts
+from tccompile.runtime.forms import flattened, grouped, parts, written
 from tccompile.runtime.misfit import misfit
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Value:
 
 def value_of(form: Form, tensors: Sequence[Value]) -> Value:
     """What a model's value is that is made of these tensors; of one without any, the type of its elements is not known."""
-    if form.kind is Kind.TENSOR:
-        return tensors[0]
+    if form.kind in (Kind.TENSOR, Kind.GIVEN):
+        return replace(tensors[0], name=form.name)
     inner, dtype = (tensors[0].type, tensors[0].dtype) if tensors else ("tensor", np.dtype(np.float32))
     if form.kind is not Kind.OPTIONAL:
         inner = f"seq({inner})"
@@ -250,7 +250,7 @@ class Session:
             asked = list(output_names or ()) or [form.name for form in forms.outputs]
             called = {form.name: parts(form, program.results) for form in forms.outputs}
             tensors = [one for name in asked for one in called.get(name, [name])]
-            made = self._run(tensors, feed, outputs or {}, stream) if tensors else []
+            made = self._run(tensors, feed, written(forms.outputs, outputs or {}), stream) if tensors else []
             return grouped(forms.outputs, asked, dict(zip(tensors, made, strict=True)))
         return self._run(output_names, input_feed, outputs or {}, stream)
 

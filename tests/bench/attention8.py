@@ -4,15 +4,21 @@ Rows are softmax(q · kᵀ / √D) · v of normal numbers with N rows of q, k an
 config in each type, v's way into the order that wgmma takes included. A C behind a size is for causal. Errors are those of the
 first rows of the first head: against sums in float64 of the operands as they are stored; and against those of the numbers before
 they were rounded to E4M3. Times are of the step alone, by events around graph replays, operands and result on the device. With
-`--rounds` the fastest configs of both types are measured again, in turns, and the row has medians of these rounds, and the least
-and greatest speed.
+`--rounds` the fastest configs of both types are measured again, in turns so many times: in bursts, each after a pause, so that
+the GPU stays below its power limit, and lasting, each for so long that it comes to it. A row for either has medians of the
+rounds, the least and greatest speed, and the clock of both types by nvidia-smi, with * where the limit holds it down.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -135,27 +141,91 @@ def peer(torch: Any, size: tuple[int, int, int, int], causal: bool) -> float:
     return _time(torch, [attend] * 4, torch.empty(1 << 26, device="cuda")) / 4
 
 
+LIMITS = 0x4 | 0x80
+"""Bits of NVML's reasons for a clock that is lower than it could be: power."""
+
+PAUSE, LASTING = 0.08, 0.4
+"""Seconds ahead of a burst, and that a type runs on and on."""
+
+BURST = 8
+"""Inferences of a burst."""
+
+
+@contextmanager
+def watched() -> Iterator[list[tuple[float, float, int]]]:
+    """What nvidia-smi says every 10 ms while the block runs, in the list when it has ended: when, seconds; the clock, MHz; and
+    what holds it down, NVML's bits."""
+    said: list[tuple[float, float, int]] = []
+    asked = "nvidia-smi -i 0 --query-gpu=timestamp,clocks.sm,clocks_throttle_reasons.active --format=csv,noheader,nounits -lms 10"
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(asked.split(), stdout=log) as watch:
+            yield said
+            watch.terminate()
+        log.seek(0)
+        for line in log:
+            if line.endswith("\n"):
+                when, mhz, bits = line.split(", ")
+                said.append((datetime.strptime(when, "%Y/%m/%d %H:%M:%S.%f").timestamp(), float(mhz), int(bits, 16)))
+
+
+def clock(said: list[tuple[float, float, int]], spans: list[tuple[float, float]]) -> str:
+    """The median clock in these spans of time, with * where power holds it down."""
+    seen = [(mhz, bits) for when, mhz, bits in said if any(a <= when <= b for a, b in spans)]
+    if not seen:
+        return "unknown"
+    return f"{np.median([mhz for mhz, _ in seen]):.0f}{'*' if any(bits & LIMITS for _, bits in seen) else ''}"
+
+
+def burst(m: Measured) -> float:
+    """Microseconds after a pause."""
+    time.sleep(PAUSE)
+    return m.session.profile(BURST).steps[0].us
+
+
+def lasting(m: Measured) -> float:
+    """Microseconds when it has run on for a while."""
+    end, found = time.monotonic() + LASTING, []
+    while time.monotonic() < end:
+        found.append(m.session.profile(30).steps[0].us)
+    return float(np.median(found[len(found) // 2 :]))
+
+
+def in_turns(pair: tuple[Measured, Measured], rounds: int, measure: Callable[[Measured], float]) -> tuple[Any, list[str]]:
+    """Microseconds of both types, a line for each round, and their clocks."""
+    spans: tuple[list[Any], list[Any]] = ([], [])
+    times = np.zeros((rounds, 2))
+    with watched() as said:
+        for each in times:
+            for i, m in enumerate(pair):
+                begun = time.time()
+                each[i] = measure(m)
+                spans[i].append((begun, time.time()))
+    return times, [clock(said, s) for s in spans]
+
+
 def parsed(size: str) -> tuple[tuple[int, int, int, int], bool]:
     b, h, n, d = map(int, size.rstrip("C").split("x"))
     return (b, h, n, d), size.endswith("C")
 
 
-def row(torch: Any, text: str, arch: Arch, count: int, rounds: int) -> str:
-    """A row of the table."""
+def rows(torch: Any, text: str, arch: Arch, count: int, rounds: int) -> Iterator[str]:
+    """The rows of a size: one, or with rounds one for bursts and one for lasting runs."""
     size, causal = parsed(text)
     flop = 4.0 * size[0] * size[1] * size[2] ** 2 * size[3] * (0.5 if causal else 1.0)
-    half, eight = (fastest(size, dtype, causal, arch, count) for dtype in (DType.F16, E4M3))
-    times = [(half.us, eight.us)]
+    half, eight = pair = tuple(fastest(size, dtype, causal, arch, count) for dtype in (DType.F16, E4M3))
+    found: list[tuple[str, Any, list[str]]] = [(text, np.array([[half.us, eight.us]]), [])]
     if rounds > 1:
-        times = [tuple(m.session.profile(30).steps[0].us for m in (half, eight)) for _ in range(rounds)]
-    for m in (half, eight):
+        ways = {"bursts": burst, "lasting": lasting}
+        found = [(f"{text}, {name}", *in_turns((half, eight), rounds, way)) for name, way in ways.items()]
+    for m in pair:
         m.session.close()
-    speeds, (half_us, eight_us) = [a / b for a, b in times], np.median(times, axis=0)
-    speed = f"{np.median(speeds):.2f}" + (f" ({min(speeds):.2f} to {max(speeds):.2f})" if rounds > 1 else "")
-    rates = [f"{us:.1f}" for us in (half_us, eight_us, peer(torch, size, causal))]
-    rates += [f"{1e-6 * flop / us:.0f}" for us in (half_us, eight_us)]
+    torch_us = peer(torch, size, causal)
     tile = f"{eight.config['warpgroups']} × {eight.config['bn']}"
-    return f"| {' | '.join([text, *rates, speed, f'{eight.error:.1e}', f'{eight.rounded:.1e}', tile])} |"
+    for name, times, clocks in found:
+        speeds, (half_us, eight_us) = times[:, 0] / times[:, 1], np.median(times, axis=0)
+        speed = f"{np.median(speeds):.2f}" + (f" ({min(speeds):.2f} to {max(speeds):.2f})" if rounds > 1 else "")
+        rates = [f"{us:.1f}" for us in (half_us, eight_us, torch_us)] + [f"{1e-6 * flop / us:.0f}" for us in (half_us, eight_us)]
+        yield f"| {' | '.join([name, *rates, speed, f'{eight.error:.1e}', f'{eight.rounded:.1e}', tile, *clocks])} |"
 
 
 def main() -> None:
@@ -178,11 +248,13 @@ def main() -> None:
         "error",
         "of rounding too",
         "tile",
+        *(("MHz, float16", "E4M3") if args.rounds > 1 else ()),
     ]
     print(torch.cuda.get_device_name(), "; microseconds\n", sep="")
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for size in args.sizes:
-        print(row(torch, size, ARCHS[args.arch], args.configs, args.rounds), flush=True)
+        for row in rows(torch, size, ARCHS[args.arch], args.configs, args.rounds):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

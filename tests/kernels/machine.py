@@ -15,12 +15,14 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from tccompile.arch import Arch, Feature
+from tccompile.emit import cache as kernels
+from tccompile.emit.compile import _key as compile_key
 from tccompile.emit.ptx import ptx_text
 from tccompile.ir.extent import round_up
 from tccompile.ir.program import Program
@@ -1283,9 +1285,20 @@ def unpacked(given: np.ndarray, which: np.ndarray, selected: int) -> np.ndarray:
     return out.reshape(rows, -1)
 
 
-@lru_cache(maxsize=4)
-def ptx_of(code: Code, arch: Arch) -> str:
+def compiled(code: Code, arch: Arch) -> str:
+    """The PTX of a kernel as its modules are now, whatever a test has made of them."""
     return ptx_text(family(code.kernel).build(arch, **dict(code.params)), arch, "kernel")
+
+
+@cache
+def ptx_of(code: Code, arch: Arch) -> str:
+    """The PTX of a kernel, from the cache of kernels if it was made before of the same sources: several tests run one kernel."""
+    key = compile_key(code, arch, "PTX for the machine")
+    if kept := kernels.get(key):
+        return kept.decode()
+    text = compiled(code, arch)
+    kernels.put(key, text.encode())
+    return text
 
 
 def run(work: Work, program: Program, values: Mapping[str, np.ndarray], y: str, arch: Arch, beyond: bool = False) -> Memory:

@@ -80,6 +80,7 @@ def test_every_generation_has_a_kernel() -> None:
 def test_sums_of_many_rows_are_kept_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept meanwhile lies where results are staged afterwards, which two blocks of rows show."""
     monkeypatch.setattr(attention_sm90_tile, "ROUGH", 128)
+    monkeypatch.setattr(machine, "ptx_of", machine.compiled)
     assert off(SM90, eight((1, 1, 70, 48), 460, e=16), tile(1, 64), "sm_90a") < KEPT
 
 

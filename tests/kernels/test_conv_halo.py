@@ -96,7 +96,7 @@ def test_parts_of_both_warpgroups_in_one_place_are_a_race(monkeypatch: pytest.Mo
     """The test of the test: a warpgroup whose place for parts is as large as a warp's writes into the other's."""
     warps = 4
     monkeypatch.setattr(conv_halo, "Staging", lambda at, each, *rest: Staging(at, each // warps, *rest))
-    monkeypatch.setattr(machine, "ptx_of", machine.ptx_of.__wrapped__)
+    monkeypatch.setattr(machine, "ptx_of", machine.compiled)
     program = conv("parts", (2, 16, 17, 10), 1, (5, 5), ep="", to="output")
     with pytest.raises(AssertionError, match=r"a race: st\.shared.* what warp . has written"):
         check(KERNEL, program, {"across": 8, "down": 16, "columns": 1, "spread": True}, arch=ARCH, run=on(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tccompile.errors import InputError, ModelError, UnsupportedError, UsageError
+from tccompile.load.sizes import Sizes
 from tccompile.pipeline import without_code
 from tccompile.runtime.session import Session
 from tests.networks import reference
@@ -391,3 +393,10 @@ def test_names_that_the_compiler_would_make() -> None:
     x = np.maximum(np.random.default_rng(0).standard_normal((3, 5)), 0).astype(np.float32)
     for y in Session(without_code(model, precision="fp32"), "cpu").run(None, {"x": x}):
         np.testing.assert_array_equal(y, x[x != 0])
+
+
+def test_a_model_that_has_many_names_already():
+    taken = SimpleNamespace(
+        made={}, names={f"size{i or ''}" for i in range(5000)}, folder=SimpleNamespace(types={}, constants={})
+    )
+    assert [Sizes.fresh(taken, "size") for _ in range(2)] == ["size5000", "size5001"]  # type: ignore[arg-type]

@@ -126,6 +126,23 @@ def test_a_network_in_halves() -> None:
     assert kinds(lowered(made.model((1, 16, 6, 6), "y")), Conv) == [{E4M3}]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_weights_that_the_model_itself_quantizes(dtype: Any) -> None:
+    """As ModelOpt writes them: floats, with QuantizeLinear and DequantizeLinear behind. Plans have bytes, and take others."""
+    made, turned = Made(dtype=dtype), Made(dtype=dtype)
+    for m, step in ((made, 1), (turned, -1)):
+        w = m.weight("w", m.rng.standard_normal((32, 24))[:, ::step] * 0.2)
+        m.node("MatMul", [m.stored("x"), m.stored(w, np.linspace(1, 2, 24) / 448, axis=1)], "y")
+    model, other = made.model((5, 32), "y"), turned.model((5, 32), "y")
+    program = lowered(model, bar=1e-3)
+    assert kinds(program, Gemm) == [{E4M3}] and len(program.ops) == 2
+    plan, expected = without_code(model), without_code(other)
+    found = refitted_constants(plan, {"w": sources(other)["w"]}, sources(model))
+    assert found
+    for name, stored in found.items():
+        assert stored == expected.weight(name) != plan.weight(name)
+
+
 MOVED: dict[str, Callable[[Made, str], str]] = {
     "transposed": lambda m, x: m.node("Transpose", [x], "t", perm=[0, 2, 3, 1]),
     "reshaped": lambda m, x: m.node("Reshape", [x, m.weight("shape", [1, 32, 36], np.int64)], "t"),

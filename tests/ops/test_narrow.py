@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -116,6 +117,60 @@ def test_quantizing_and_back(elem: str, axis: int | None) -> None:
     ]
     made, x = model(nodes, constants), np.random.default_rng(0).standard_normal((6, 32)).astype(np.float32) * 3
     np.testing.assert_allclose(run(made, x), expected(made, x), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("elem", FLOATS + INTEGERS)
+def test_constants_are_rounded_while_compiling(elem: str) -> None:
+    constants = {"s": tensor(FLOAT, 0.07), "z": tensor(elem, 0), "w": tensor(FLOAT, np.linspace(-40, 40, 192).reshape(6, 32))}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
+    made, x = model(nodes, constants), np.zeros((6, 32), np.float32)
+    np.testing.assert_array_equal(run(made, x), expected(made, x))
+    (entry,) = without_code(made).entries
+    assert [op.nodes for op in entry.program.ops] == [("y",)]
+
+
+def test_a_constant_of_such_a_type_is_given_as_bits() -> None:
+    number = TensorProto.FLOAT8E4M3FN
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["w"], ["y"], to=number), helper.make_node("Neg", ["x"], ["z"])],
+        "narrow",
+        [helper.make_tensor_value_info("x", FLOAT, (4,))],
+        [helper.make_tensor_value_info("y", number, (4,)), helper.make_tensor_value_info("z", FLOAT, (4,))],
+        [numpy_helper.from_array(np.array([0, 1, -2, 448], np.float32), "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=13)
+    with tccompile.Session(without_code(made), "cpu") as session:
+        y, _ = session.run(None, {"x": np.zeros(4, np.float32)})
+    np.testing.assert_array_equal(y, np.array([0, 0x38, 0xC0, 0x7E], np.uint8))
+
+
+@pytest.mark.parametrize("elem", ["FLOAT8E4M3FN", "FLOAT8E5M2", "INT8", "UINT8"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_halves_are_divided_in_float32_as_by_onnx_runtime(elem: str, constant: bool) -> None:
+    number, x = getattr(TensorProto, elem), np.random.default_rng(0).standard_normal((600, 32)).astype(np.float16)
+    w = [numpy_helper.from_array(x, "w")] if constant else []
+    graph = helper.make_graph(
+        [
+            helper.make_node("QuantizeLinear", ["w" if constant else "x", "s", "z"], ["q"]),
+            helper.make_node("Cast", ["q"], ["f"], to=FLOAT),
+            helper.make_node("Cast", ["x"], ["g"], to=FLOAT),
+            helper.make_node("Add", ["f", "g"], ["y"]),
+        ],
+        "halves",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, x.shape)],
+        [helper.make_tensor_value_info("y", FLOAT, x.shape)],
+        [*w, numpy_helper.from_array(np.float16(0.017), "s"), helper.make_tensor("z", number, [], [0])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    plain = onnxruntime.SessionOptions()
+    plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    feeds = {"x": np.zeros_like(x) if constant else x}
+    (y,) = onnxruntime.InferenceSession(made.SerializeToString(), plain).run(None, feeds)
+    np.testing.assert_array_equal(run(made, feeds["x"]), y)
 
 
 @pytest.mark.parametrize("elem", ["FLOAT8E4M3FN", "INT4"])

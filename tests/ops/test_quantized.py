@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tccompile.arch import ARCHS
 from tccompile.fuse import fuse
 from tccompile.ir.expr import load as load_of
-from tccompile.ir.ops import Conv, Gemm, Pointwise
+from tccompile.ir.ops import Conv, Gemm, Pointwise, Reduce
 from tccompile.ir.program import Program
 from tccompile.ir.reference import evaluate
 from tccompile.ir.types import DType
@@ -429,21 +429,36 @@ def test_microsoft_s_operators(op: str, inputs: list[Any], attrs: dict[str, Any]
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("zeros", [(3, 7, 5), (0, 0, None)])
-@pytest.mark.parametrize(("op", "attrs"), [("QLinearAdd", {}), ("QLinearMul", {}), ("QLinearAveragePool", POOL)])
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("QLinearAdd", {}), ("QLinearMul", {}), ("QLinearAveragePool", POOL), ("QLinearGlobalAveragePool", {"channels_last": 0}),
+        ("QLinearGlobalAveragePool", {"channels_last": 1}),
+    ],
+)  # fmt: skip
 def test_halves_between_bytes_are_rounded_as_by_onnx_runtime(op: str, attrs: dict[str, Any], zeros: Any, dtype: Any) -> None:
     """One scale is a multiple of another, so many results lie halfway between two bytes: all bytes are ONNX Runtime's."""
     points = [None if z is None else dtype(z) for z in zeros]
     x, other, y = ([s, point] for s, point in zip(np.float32([0.01, 0.02, 0.04]), points, strict=True))
     operands = {"x": x} if attrs else {"x": x, "b": other}
     inputs = [v for name, own in operands.items() for v in (name, *own)] + y
-    model = microsoft(op, inputs[: len(inputs) - (zeros[2] is None)], dict.fromkeys(operands, IMAGE_SHAPE), dtype, **attrs)
+    shape = (64, 6, 8, 4) if "Global" in op else IMAGE_SHAPE  # means over a power of two of numbers are halves
+    if zeros[2] is None:  # left out, where it may be
+        inputs = [*inputs[:-1], dtype(0)] if "Global" in op else inputs[:-1]
+    model = microsoft(op, inputs, dict.fromkeys(operands, shape), dtype, **attrs)
     rng, limits = np.random.default_rng(0), np.iinfo(dtype)
     given = {}
     for value in model.graph.input:
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        given[value.name] = rng.integers(limits.min, limits.max + 1, IMAGE_SHAPE).astype(dtype)
+        given[value.name] = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
     got = evaluate(lower(load(model)), given, sources(model))
     np.testing.assert_array_equal(got["y"], reference(model, given)["y"])
+
+
+def test_a_mean_of_bytes_reads_bytes() -> None:
+    model = microsoft("QLinearGlobalAveragePool", [*X, *Y], {"x": IMAGE_SHAPE})
+    (op,) = fuse(lower(rewrite(load(model)))).ops
+    assert isinstance(op, Reduce) and op.x == "x"
 
 
 def test_microsoft_s_softmax() -> None:

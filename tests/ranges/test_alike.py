@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 from tccompile import pipeline
+from tccompile.errors import UnsupportedError
 from tccompile.ir.extent import Decisions, possible, worth
 from tccompile.ir.metric import relative_error
 from tccompile.options import as_sizes
@@ -97,6 +98,15 @@ def test_heads_as_long_as_an_image_has_pixels_are_one_part():
     plan = without_code(model, ranges=as_sizes({"batch": (2, 3), "h": (4, 32, 4), "w": (4, 32, 4)}))
     assert len(plan.families) == 1
     assert right(model, plan, [(2, 8, 4, 4), (3, 8, 32, 32), (2, 8, 12, 20), (3, 8, 16, 16)])
+
+
+def test_numbers_that_are_too_large_for_extents():
+    """A power of a size has no formula, however large it gets."""
+    g = models.Graph()
+    rows = g.op("Cast", g.op("Gather", g.op("Shape", "x"), g.numbers(0)), to=FLOAT)
+    model = g.model("x", FLOAT, ["n", 8], g.op("Mul", "x", g.op("Pow", g.op("Cast", g.numbers(2), to=FLOAT), rows)))
+    with pytest.raises(UnsupportedError, match="does not do the same at all sizes"):
+        without_code(model, ranges=as_sizes({"n": (2, 120)}))
 
 
 def two_levels() -> onnx.ModelProto:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -453,9 +454,10 @@ def test_a_dimension_of_an_input_s_name():
 
 def test_a_range_of_many_sizes_is_not_walked_through():
     """Kernels say that its indices are too large, within seconds and megabytes."""
-    net = Net(x=(np.float32, ("n", 3)))
+    net, begun = Net(x=(np.float32, ("n", 3))), process_time()
     with pytest.raises(UnsupportedError, match="it computes indices in 32 bits, and one reaches"):
         compile(net.out(net("Relu", "x")).model(), archs=("sm_86",), ranges={"n": (1, 1 << 30)})
+    assert process_time() - begun < 30, "as long as it takes to walk"
 
 
 def _broken(family: Family, what: str) -> Family:

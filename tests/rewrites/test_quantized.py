@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,39 @@ def test_products_of_two_that_are_computed() -> None:
     net = Net(opset=21, x=(2, 5, 16), w=(2, 16, 7))
     y = net("MatMul", quantized(net, "x", np.uint8(128)), quantized(net, "w", np.uint8(128)))
     check(net.out(y), {"QuantizeLinear": 2, "MatMulInteger": 1, "Cast": 1, "Mul": 1})
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values)
+
+
+AHEAD: dict[str, Callable[[Net, str], list[str]]] = {
+    "transposed": lambda net, x: [net("Transpose", x, perm=[0, 1, 3, 2])],
+    "reshaped": lambda net, x: [net("Slice", net("Reshape", x, numbers(2, 6, 16)), numbers(1), numbers(5), numbers(1))],
+    "other axes": lambda net, x: [net("Unsqueeze", net("Squeeze", x, numbers(0)), numbers(1))],
+    "split": lambda net, x: net("Split", x, num_outputs=2, axis=2, outputs=2),
+    "joined": lambda net, x: [net("Concat", x, quantized(net, net("Neg", "x"), np.uint8(117)), axis=2)],
+    "pooled": lambda net, x: [net("MaxPool", x, kernel_shape=[2, 1])],
+}
+
+
+@pytest.mark.parametrize("how", AHEAD)
+def test_bytes_are_moved_to_a_product_as_they_are(how: str) -> None:
+    """Where only the first of several movements is quantized: the product is one of integers, exact in any precision."""
+    net = Net(opset=21, x={"transposed": (2, 3, 8, 4), "other axes": (1, 3, 4, 8)}.get(how, (2, 3, 4, 8)))
+    parts = AHEAD[how](net, quantized(net, "x", np.uint8(117)))
+    w = weights(net, 16 if how == "reshaped" else 8, 10, axis=1)
+    y = net("Concat", *(net("MatMul", t, w) for t in parts), axis=0)
+    left = Counter(node.op for node in check(net.out(y), None).nodes)
+    assert left["MatMulInteger"] == len(parts) and not {"DequantizeLinear", "MatMul"} & {*left}
+
+
+def test_bytes_of_several_scales_are_joined_as_floats() -> None:
+    net = Net(opset=21, x=(2, 4, 8))
+    other = net("DequantizeLinear", net("QuantizeLinear", "x", STEP, np.uint8(117)), STEP, np.uint8(117))
+    y = net("MatMul", net("Concat", quantized(net, "x", np.uint8(117)), other, axis=1), weights(net, 8, 10, axis=1))
+    left = Counter(node.op for node in check(net.out(y), None).nodes)
+    assert left["MatMul"] == 1
 
 
 def test_scales_along_what_is_summed_over_stay() -> None:

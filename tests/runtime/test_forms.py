@@ -88,3 +88,23 @@ def test_what_is_made_optional_is_there() -> None:
     with Session(without_code(made), "cpu") as session:
         for got, want in zip(session.run(None, {"more": ROW}), expected, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def passed_on() -> onnx.ModelProto:
+    """x and its sine."""
+    x, y = (helper.make_tensor_value_info(n, FLOAT, ("n", 3)) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Sin", ["x"], ["y"])], "passed on", [x], [x, y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.mark.parametrize("sizes", [{"shapes": {"x": (2, 3)}}, {"ranges": {"n": (1, 4)}}])
+def test_an_output_that_is_an_input_is_a_copy_of_it(sizes: dict) -> None:
+    plan = from_bytes(to_bytes(without_code(passed_on(), **sizes)))
+    given, target = np.float32([[1, 2, 3], [1e6, -1e-6, np.inf]]), np.empty((2, 3), np.float32)
+    with Session(plan, "cpu") as session:
+        assert [v.name for v in session.get_outputs()] == ["x", "y"]
+        assert session.get_outputs()[0] == session.get_inputs()[0]
+        x, y = session.run(None, {"x": given})
+        assert (x == given).all() and x is not given and np.allclose(y[0], np.sin(given[0]), atol=1e-3)
+        _, x = session.run(["y", "x"], {"x": given}, {"x": target})
+        assert x is target and (target == given).all()

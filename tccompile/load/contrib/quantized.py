@@ -78,6 +78,19 @@ def _qlinear_mul(p: Parts) -> None:
     _store_steps(p, p.add("Mul", [product, factor]), _zero(p, zero))
 
 
+def _qlinear_global_average_pool(p: Parts) -> None:
+    """(x, scale, zero point, y's scale, zero point), maybe with channels last: sums of integers times one number, as ONNX Runtime
+    has it, which rounds before it adds the zero point."""
+    last, rank = p.attributes.get("channels_last", 0), len(p.shape(0))
+    x, x_scale, x_zero, scale, zero = p.inputs[:5]
+    one, x = p.constant(np.float32(1.0)), p.channels_first(x, rank) if last else x
+    axes = p.integers(*range(2, rank))
+    sums = p.add("ReduceSum", [_take(p, x, one, x_zero), axes])
+    size = p.add("Cast", [p.add("ReduceProd", [p.add("Shape", [x], start=2)], keepdims=0)], to=FLOAT)
+    steps = p.add("Mul", [sums, p.add("Div", [x_scale, p.add("Mul", [scale, size])])])
+    _store(p, p.channels_last(steps, rank) if last else steps, one, _zero(p, zero))
+
+
 def _qlinear_softmax(p: Parts) -> None:
     """Before opset 13 all axes from `axis` on were one."""
     old = p.attributes.get("opset", 13) < 13
@@ -325,7 +338,7 @@ OPERATORS: dict[str, Operator] = {
     "QLinearAveragePool": _unary("AveragePool", _store_quotient),
     "QLinearConcat": _qlinear_concat,
     "QLinearConv": _qlinear_conv,
-    "QLinearGlobalAveragePool": _unary("GlobalAveragePool"),
+    "QLinearGlobalAveragePool": _qlinear_global_average_pool,
     "QLinearLeakyRelu": _unary("LeakyRelu"),
     "QLinearMul": _qlinear_mul,
     "QLinearReduceMean": _qlinear_reduce_mean,
