@@ -254,15 +254,24 @@ class Form:
         return CHUNK_BYTES // 4 if self.floats else CHUNK_BYTES * 8 // BITS[self.kinds[0] or self.atom.a]
 
     def multiply_stage(self, a_turned: int, b_turned: int) -> Any:
-        """The device function that multiplies a stage's operands, of whose lines of K some have so many bytes."""
+        """The device function (acc, a, b, places) → acc that multiplies a stage's operands, of whose lines of K some have so many
+        bytes."""
         from tccompile.kernels.parts import compensated, fragments, sparse_fragments
+        from tccompile.kernels.ptx.core import inline
 
         tile = self.tile
         if self.atom.sparse:
             return sparse_fragments.multiply_stage(self.atom, tile.mi, tile.nj, self.kinds)
         if self.floats:
-            return compensated.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth)
-        return fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned, self.kinds)
+            of_two = compensated.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth)
+        else:
+            of_two = fragments.multiply_stage(self.atom, tile.mi, tile.nj, tile.depth, a_turned, b_turned, self.kinds)
+
+        @inline
+        def multiply(acc, a, b, places):
+            return of_two(acc, a, b)
+
+        return multiply
 
 
 def operands_of(form: Form) -> tuple[Any, Any, Any, Any]:
@@ -303,10 +312,11 @@ def _sparse_operands(form: Form) -> tuple[Any, Any, Any, Any]:
 
 
 def results_of(form: Form, store: Any, taken: DType) -> Any:
-    """The part that takes a warp's accumulators to the epilogue, in 16 rows at a time; `taken`: as `epilogue.Form.taken`."""
+    """The device function (acc, base, tid, lane, tile, where) that takes a warp's accumulators to the epilogue, in 16 rows at a
+    time; `taken`: as `epilogue.Form.taken`."""
     from tccompile.kernels.parts import fragments, slabs, sparse_fragments
     from tccompile.kernels.ptx import memory, mma
-    from tccompile.kernels.ptx.core import i32, inline
+    from tccompile.kernels.ptx.core import cuda, i32, inline
 
     tile, mi, nj = form.tile, form.tile.mi, form.tile.nj
     read = memory.load_sums(taken, 8) if form.atom.acc == "s32" else mma.load_floats
@@ -322,7 +332,17 @@ def results_of(form: Form, store: Any, taken: DType) -> Any:
         if m < matrices.rows and n < stored:
             store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
 
-    return slabs.slabs(spill, held, tile.nj, tile.slab_pitch, read, keep)
+    part = slabs.slabs(spill, held, tile.nj, tile.slab_pitch, read, keep)
+
+    @inline
+    def results(acc, base, tid, lane, tile, where):
+        cuda.syncthreads()
+        (m0, n0, warp_m, warp_n), (batch, stored, matrices, e) = tile, where
+        slab, to = part.own(base, tid, lane)
+        for i in range(mi):
+            part.turn(acc, slab, to, i, lane, (m0, n0, warp_m, warp_n, i, batch, stored, matrices, e))
+
+    return results
 
 
 def build_tile(form: Form, epilogue_params: Any) -> Function:
@@ -333,15 +353,14 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
     from tccompile.kernels.ptx.core import cuda, i32, inline
 
     tile, splits, through_registers = form.tile, form.split, not form.cp_async
-    mi, nj, warps_n, across = tile.mi, tile.nj, tile.warps_n, tile.across
-    (a, b, copies, which), sparse = operands_of(form), form.atom.sparse
+    nj, warps_n, across, ahead = tile.nj, tile.warps_n, tile.across, form.stages - 1
+    a, b, copies, which = operands_of(form)
     ring = async_ring.ring(form.stages, tile.stage, form.cp_async)
-    locate = blocks.located(tile.bm, tile.bn, CHUNK_BYTES, CHUNK_BYTES)
-    walk = blocks.walk(tile.across, form.chunk, form.linear)
-    multiply, zeros = form.multiply_stage(a.turned, b.turned), mma.zeros(mi * nj * 8, form.atom.acc)
-    parts = split.split_k(mi * nj * 8, tile.threads, form.cp_async, form.atom.acc)
+    locate, walk = blocks.located(tile.bm, tile.bn, CHUNK_BYTES, CHUNK_BYTES), blocks.walk(across, form.chunk, form.linear)
+    multiply, zeros = form.multiply_stage(a.turned, b.turned), mma.zeros(tile.mi * nj * 8, form.atom.acc)
+    parts = split.split_k(tile.mi * nj * 8, tile.threads, form.cp_async, form.atom.acc)
     store, extra = epilogue.build(epilogue_params)
-    results, ahead = results_of(form, store, epilogue.Form.decoded(epilogue_params).taken), form.stages - 1
+    results = results_of(form, store, epilogue.Form.decoded(epilogue_params).taken)
     FILLED, MULTIPLIED = async_ring.FILLED, async_ring.MULTIPLIED
 
     @inline
@@ -367,11 +386,8 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
                 walk.onward(here, matrices, images)
             ring.asked()
             if turn >= ahead:
-                if sparse:
-                    at = from_a + stage[MULTIPLIED], from_b + stage[MULTIPLIED], from_places + stage[MULTIPLIED]
-                    acc = multiply(acc, at[0], at[1], at[2])
-                else:
-                    acc = multiply(acc, from_a + stage[MULTIPLIED], from_b + stage[MULTIPLIED])
+                at = stage[MULTIPLIED]
+                acc = multiply(acc, from_a + at, from_b + at, from_places + at)
                 ring.advance(stage, MULTIPLIED)
             if through_registers and turn < steps:
                 a.store(held, to_a + stage[FILLED])
@@ -385,12 +401,9 @@ def build_tile(form: Form, epilogue_params: Any) -> Function:
                 return
             acc = parts.total(own)
 
-        cuda.syncthreads()
-        slab, to = results.own(base, tid, lane)
-        for i in range(mi):
-            results.turn(acc, slab, to, i, lane, (m0, n0, warp_m, warp_n, i, batch, stored, matrices, e))
+        results(acc, base, tid, lane, (m0, n0, warp_m, warp_n), (batch, stored, matrices, e))
 
-    kernel, signature = blocks.entry(body, splits, None if all(form.k_major) else panels.Lines, extra, sparse)
+    kernel, signature = blocks.entry(body, splits, None if all(form.k_major) else panels.Lines, extra, form.atom.sparse)
     return Function(kernel, signature, tile.threads, tile.blocks)
 
 

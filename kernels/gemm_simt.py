@@ -229,35 +229,36 @@ def keeper(form: Form, start: int, count: int, offset: int, pitch: int) -> Any:
 
 
 def results_of(form: Form, store: Any, taken: DType) -> Any:
-    """The device function (acc, i, to, base, tid, where) that takes row i of each thread to the epilogue, through a slab in
-    shared memory, so that neighbouring threads store neighbouring columns. `to`: where this thread's row goes there; `taken`: as
-    `epilogue.Form.taken`."""
+    """The device function (acc, base, tid, where) that takes each thread's rows to the epilogue, one after the other through a
+    slab in shared memory, so that neighbouring threads store neighbouring columns. `taken`: as `epilogue.Form.taken`."""
     from tccompile.kernels.ptx import memory, simt
     from tccompile.kernels.ptx.core import cuda, i32, inline, u32
 
-    tile, lanes, pitch = form.tile, form.lanes, form.tile.bn + 4
+    tile, lanes, rows, pitch = form.tile, form.lanes, form.tile.rows, form.tile.bn + 4
     threads, threads_m, threads_n, groups = tile.threads, tile.threads_m, tile.threads_n, tile.bn // lanes
     turns = threads_m * groups // threads
-    spill = simt.spill_row(tile.rows, tile.columns, threads_n, form.atom.acc)
+    spill = simt.spill_row(rows, tile.columns, threads_n, form.atom.acc)
     of_floats = form.atom.acc == "f32"
     load = memory.load(DType.F32, lanes, space="shared") if of_floats else memory.load_sums(taken, lanes)
     read = simt.as_tuple(load, lanes)
 
     @inline
-    def results(acc, i, to, base, tid, where):
+    def results(acc, base, tid, where):
         batch, m0, n0, stored, matrices, e = where
-        cuda.syncthreads()
-        spill(acc, to, i32(i))
-        cuda.syncthreads()
-        for j in range(turns):
-            place = i32(tid + j * threads)
-            row = i32(place // groups)
-            group = i32(place % groups)
-            values = read(base + u32((row * pitch + group * lanes) * 4))
-            m = i32(m0 + i // 4 * (4 * threads_m) + row * 4 + i % 4)
-            n = i32(n0 + group * lanes)
-            if m < matrices.rows and n < stored:
-                store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
+        to = base + u32((tid // threads_n * pitch + tid % threads_n * 4) * 4)  # where this thread's row goes
+        for i in range(rows):
+            cuda.syncthreads()
+            spill(acc, to, i32(i))
+            cuda.syncthreads()
+            for j in range(turns):
+                place = i32(tid + j * threads)
+                row = i32(place // groups)
+                group = i32(place % groups)
+                values = read(base + u32((row * pitch + group * lanes) * 4))
+                m = i32(m0 + i // 4 * (4 * threads_m) + row * 4 + i % 4)
+                n = i32(n0 + group * lanes)
+                if m < matrices.rows and n < stored:
+                    store(values, i32(batch * matrices.row_batch + m), i32(batch * matrices.column_batch + n), e)
 
     return results
 
@@ -271,7 +272,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
 
     tile, chunk, across, splits = form.tile, form.chunk, form.across, form.split
     kept = types.float32 if form.atom.k == 1 else types.uint32
-    count, threads_n, rows, slab_pitch = tile.rows * tile.columns, tile.threads_n, tile.rows, tile.bn + 4
+    count, threads_n = tile.rows * tile.columns, tile.threads_n
     a_count, b_count = tile.bm // form.apart, tile.bn // form.apart  # chunks that a thread loads
     a_pitch, b_pitch = tile.bm + 4, tile.bn + 4  # words from one k to the next
     stage, words, b_at = BK * (a_pitch + b_pitch) * 4, (a_count + b_count) * form.words, BK * a_pitch
@@ -288,7 +289,7 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
 
     @inline
     def body(x, w, others, matrices, images, more, e):
-        base, tid = mma.shared_address(cuda.shared.array(0, types.float32)), i32(cuda.threadIdx.x)
+        base, tid, (_, partial, counter) = mma.shared_address(cuda.shared.array(0, types.float32)), i32(cuda.threadIdx.x), others
         part, batch, m0, n0, x, w, stored = locate(x, w, matrices)
         column, first = i32(tid % across), i32(tid // across)
         here, steps = walk.begin(part, column, matrices, images)
@@ -313,15 +314,12 @@ def build_tile(form: Form, in_order: bool, epilogue_params: Any) -> Function:
             fill = u32(stage) - fill
 
         if splits:
-            _, partial, counter = others
             own = parts.place(partial, tid)
             if not parts.is_last(acc, own, part, counter):
                 return
             acc = parts.total(own)
 
-        to = base + u32((tid // threads_n * slab_pitch + tid % threads_n * 4) * 4)
-        for i in range(rows):
-            results(acc, i, to, base, tid, (batch, m0, n0, stored, matrices, e))
+        results(acc, base, tid, (batch, m0, n0, stored, matrices, e))
 
     kernel, signature = blocks.entry(body, splits, More, extra)
     return Function(kernel, signature, tile.threads)

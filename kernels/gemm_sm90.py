@@ -13,7 +13,8 @@ them, as int64 or each rounded once to float32. Or they are floats of 8 bits alo
 roughly kept, so those of each stage, or of two where results have 8 bits too, are added up in float32
 (`parts.accumulator.Promoted`), in tiles of half as many columns at most, or of a warpgroup alone while it multiplies the next
 stage (`Overlapped`); where there are no more stages these are all. All that is counted in bytes of K is the same for all of
-them. Where K in 8 bits does not fill its last stage, the first one is short instead, so that no box reaches beyond K.
+them. Where K in 8 bits does not fill its stages, the first one is the end of K: its box ends there, and what it
+shares with others does not count, so that no box reaches beyond K.
 
 A block has one warpgroup for every 64 rows of its tile and one warp more, of which one thread asks for copies. With `swapped`
 operands wgmma's rows are B's, 64 for each warpgroup, and its columns A's, of which it takes any multiple of 8: 7² or 14² pixels
@@ -205,14 +206,14 @@ def _function(t: Tile, copied: tuple[Any, ...], batch: int, params: tuple[Value,
     ring = Ring(t.layout, "ring", t.stages, t.stage_bytes, t.product[0] // (64 * t.blocks), shared=t.shared)
     sides = (b, a) if t.swapped else (a, b)
     product = accumulator(*sides, ring, t.places, t.blocks, t.short, t.promotion)
-    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short // a.size, t.shared)
+    producer = Im2col(ring, a, b, t.places) if im2col else Tiled(ring, a, b, t.places, t.short > 0, t.shared)
     results = _results(t, batch, params)
     produce, consume = _produce(producer, constant, t.shared), _consume(t, ring, product, results)
     consumers, split, exchange, shared = t.consumers, t.split, t.exchange, t.shared
     shrink, grow = hw.set_registers(t.registers[0], False), hw.set_registers(t.registers[1], True)
     prefetch = _prefetching(t.sparse)
     geometry_at = 2 + tile_order.NUMBERS
-    integers = geometry_at + GEOMETRY[im2col]
+    integers = geometry_at + GEOMETRY[im2col] + (t.short > 0)
 
     @inline
     def body(map_a, map_b, rest):
@@ -522,7 +523,8 @@ class Hopper(OneWay):
         order = tile_order.numbers(tiles_m, tiles_n, problem.batches, t.shared)
         tiles = order[0]
         grid = tiles * t.split if t.split > 1 else least(tiles, arch.sms * resident(t, arch))
-        integers = (problem.rows, how.steps, *order, *how.geometry)
+        last = (t.short // how.size + (how.steps - 2) * how.whole,) if t.short else ()  # where the last box of K begins
+        integers = (problem.rows, how.steps, *order, *how.geometry, *last)
         launch = Launch(
             code=made,
             grid=(grid, 1, 1),

@@ -41,8 +41,8 @@ class Copies:
     depth     elements of K that the kernel goes through, by im2col a multiple of the box's row
     chunk     elements of a box's row; B's are `whole` beside an im2col map
     geometry  what the code needs to walk through A, in the order of its parameters
-    short     bytes of K that the first stage counts, if the others end with K, in a kernel that has all of it: rows of boxes that
-              reach beyond the tensor come slowly; else 0
+    short     bytes of K that the first stage counts, those at K's end, where its box ends, in a kernel that has all of K: rows of
+              boxes that reach beyond the tensor come slowly; else 0, or where stages fill K
     places    of 2:4 weights: an array of (PIECE, pieces along K, 64 columns); b is then one of their values, and all other
               numbers count the zeros, too
     """
@@ -244,8 +244,8 @@ def _by_rows(problem: Problem, b: TiledMap, batches: int, level: int) -> Copies:
 
 
 def _ending_with_k(how: Copies, problem: Problem) -> Copies:
-    """The same with a short first stage, where rows of the last one would reach beyond K: of numbers of 8 bits, of which 128
-    bytes hold more, so that this is so more often. Padding counts as K, since it comes as fast, and is 0."""
+    """The same with the end of K in a first stage that is short, where rows of the last one would reach beyond K: of numbers of
+    8 bits, of which 128 bytes hold more, so that this is so more often. Padding counts as K, since it comes as fast, and is 0."""
     depth = problem.padded
     if how.size > 1 or how.k_major != (True, True) or not isinstance(depth, int):
         return how

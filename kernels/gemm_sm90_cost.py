@@ -13,14 +13,15 @@ from tccompile.kernels.codegen import RECIPROCAL, coarse
 from tccompile.kernels.gemm_sm90_copies import Copies, multiplying_cycles, row_cycles
 from tccompile.kernels.gemm_sm90_tile import Tile, resident
 from tccompile.kernels.implicit_gemm import Problem
-from tccompile.kernels.parts.operands import STEP
+from tccompile.kernels.parts.operands import ROW, STEP
 from tccompile.kernels.parts.staging import RESULT
 from tccompile.kernels.ptx.atoms import BITS
 from tccompile.kernels.rates import measured
 from tccompile.kernels.rates.rate import GemmSm90
 
-LEAST_IN_TURN = 96 * 64
-"""Results of a tile of which a multiprocessor has two in turn; smaller ones were not measured so."""
+IN_TURN = 96 * 64, 200 * 128
+"""The fewest and the most results of tiles of which a multiprocessor has two in turn: smaller ones were not measured so, and larger
+ones were not faster."""
 
 
 def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
@@ -31,18 +32,19 @@ def _blocks(problem: Problem, t: Tile, arch: Arch) -> tuple[int, int, int]:
 
 def in_turn(problem: Problem, how: Copies, config: Mapping[str, Any], arch: Arch) -> bool:
     """Whether a multiprocessor has two tiles of 8 bits, of so few stages that a ring of more has room for both: then it copies
-    those of the second while the first is stored."""
+    those of the second while the first is stored. Only with swapped operands: others were not faster."""
     tiles = ceil_div(problem.rows, config["bm"]) * problem.batches * ceil_div(problem.stored, config["bn"])
-    few = how.size == 1 and how.steps <= 2 and config["split"] == 1 and "teams" not in config
-    large = config["bm"] * config["bn"] >= LEAST_IN_TURN
-    return few and large and not config.get("sparse") and arch.sms < tiles <= 2 * arch.sms
+    few = how.size == 1 and how.steps <= 2 and config["split"] == 1 and config.get("swapped", False)
+    fits = IN_TURN[0] <= config["bm"] * config["bn"] <= IN_TURN[1]
+    return few and fits and not config.get("sparse") and arch.sms < tiles <= 2 * arch.sms
 
 
 def starting_us(problem: Problem, how: Copies, t: Tile, arch: Arch, biased: bool) -> float:
     """Microseconds from the launch before to the first stage: less if blocks find room while that one's still run."""
     own = measured(arch).gemm_sm90
     blocks, sms, most = _blocks(problem, t, arch)
-    crowded = [min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
+    felt = own.crowded_overlapping if t.overlaps else 1.0
+    crowded = [felt * min(max(2 * blocks / room - 1, 0.0), 1.0) for room in (arch.sms, sms * most)]
     early = min(how.steps / t.split / 8, 1.0)  # how much of what it copies could come before
     late = crowded[how.smooth and most > 1 and blocks <= arch.sms]  # where few stages are most of K, the next launch finds room
     start = own.start_swapped_us if t.swapped else own.start_us
@@ -80,7 +82,9 @@ def time_us(
     waves = ceil_div(blocks, sms * together)
     tiles_m, steps = ceil_div(problem.rows, t.bm), ceil_div(how.steps, t.split)
     # Cycles of a stage: of the copy engine (its boxes overlap), the Tensor Cores, and shared memory, which both use
-    narrow = own.byte_cycles if how.size == 1 and how.chunk < how.whole // 2 else own.narrow_cycles
+    narrow = own.narrow_cycles
+    if how.size == 1 and how.chunk < how.whole // 2:
+        narrow = own.byte_cycles if how.b.strides[0] % ROW else own.byte_lined_cycles
     row_b = own.tiled_cycles if how.im2col or how.chunk == how.whole else narrow
     gathered = how.im2col and how.size == 2
     if gathered:
@@ -137,10 +141,14 @@ def time_us(
         return own.teams * waves * max(summing, (summing + storing) / 2) + storing - early * step
     filled = t.promoted and waves == t.split == 1 and sms - own.spare < blocks  # the next launch finds no room beside it
     total = waves * (summing + storing + own.strided_us * strided)
-    more_stored = problem.padded % how.whole == 0 and problem.padded < problem.stored
-    if how.size == 1 and together > 1 and 1 < waves <= 8 and how.steps <= 2 and t.bn == 128 and more_stored:
+    if how.size == 1 and together > 1 and 1 < waves <= 8 and how.steps <= 2 and t.bn == 128 and _within_lines(problem, how):
         total *= own.beside
     return total - early * step + own.filled_us * filled
+
+
+def _within_lines(problem: Problem, how: Copies) -> bool:
+    """Whether no row of A's tiled boxes reaches into a second line of memory, if its rows lie close."""
+    return not how.im2col and (problem.padded % how.whole == 0 or how.whole % problem.padded == 0)
 
 
 def _adding(t: Tile, own: GemmSm90, alone: bool) -> float:
@@ -160,6 +168,8 @@ def _gathering(problem: Problem, how: Copies, t: Tile, own: GemmSm90) -> float:
     """Cycles of the copy engine for a row of a stage that comes in im2col boxes. Blocks that read the same rows at the same time,
     for other columns, share what comes from the L2 cache."""
     part = own.gathering if how.size == 1 else own.gathering_halves + own.gathering_apart / ceil_div(problem.stored, t.bn)
+    if how.size == 2 and how.chunk < how.whole and problem.padded > how.whole:  # boxes of a tap share its lines
+        part *= own.gathering_parts
     return part * row_cycles(problem.padded, how.chunk, how.size) * (how.whole // how.chunk)
 
 

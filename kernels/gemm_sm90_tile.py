@@ -105,7 +105,7 @@ class Tile:
     result   bytes of a result in a box
     sparse   whether wgmma's rows, the tile's columns, are 2:4: the weights' values and their places are multiplied
     overlaps  whether rough sums of a stage are added to the others while the next stage is multiplied: `parts.accumulator`
-    short    bytes of K that count in the first stage, behind which the second one begins; or 0 for all
+    short    bytes of K that count in the first stage, K's last ones: the second one begins with K; or 0 for all
     shared   blocks of a cluster that have tiles of the same rows: each copies a part of these to all
     teams    how many have warpgroups for a tile each: two take tiles in turn, and one multiplies while the other stores
     once     whether there are so few stages that their sums are made at once, rough or not

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tccompile.ir.extent import Extent, Shape, divides
+from tccompile.ir.extent import Extent, Shape, divides, most, same
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor
@@ -52,9 +52,9 @@ def loops(extents: Sequence[Extent], *strides: Sequence[Extent]) -> Loops:
     kept: list[tuple[Extent, list[Extent]]] = []
     for i, n in enumerate(extents):
         steps = [s[i] for s in strides]
-        if n == 1:
+        if same(n, 1):
             continue
-        if kept and all(outer == n * inner for outer, inner in zip(kept[-1][1], steps, strict=True)):
+        if kept and all(same(outer, n * inner) for outer, inner in zip(kept[-1][1], steps, strict=True)):
             kept[-1] = (kept[-1][0] * n, steps)
         else:
             kept.append((n, steps))
@@ -142,9 +142,9 @@ def exchange(accs: Sequence[str], combine: str, threads: int, block: int, first:
 
 def vectors(t: Tensor, axis: int, lanes: int) -> bool:
     """Whether `axis` is innermost, and all of `padded` can be read in vectors of `lanes` elements at aligned addresses."""
-    others = [t.strides[a] for a in range(t.rank) if a != axis and t.padded[a] > 1]
+    others = [t.strides[a] for a in range(t.rank) if a != axis and most(t.padded[a]) > 1]
     steps = [*others, t.offset, t.padded[axis]]
-    return (t.strides[axis] == 1 or t.padded[axis] == 1) and all(divides(lanes, s) for s in steps)
+    return (t.strides[axis] == 1 or same(t.padded[axis], 1)) and all(divides(lanes, s) for s in steps)
 
 
 def power(n: int) -> int:

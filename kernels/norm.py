@@ -50,6 +50,10 @@ class NormKernel(TextKernel):
         assert isinstance(op, Norm)
         yield from two_pass.configs(op, program, op.axes, arch, op.groups)
 
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        assert isinstance(op, Norm)
+        return two_pass.takes(op, program, op.axes, config, op.groups)
+
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Norm)
         return two_pass.cost(op, program, two_pass.describe(op, program, op.axes, op.groups, config), arch)

@@ -52,6 +52,10 @@ class SoftmaxKernel(TextKernel):
         assert isinstance(op, Softmax)
         yield from two_pass.configs(op, program, (op.axis,), arch)
 
+    def takes(self, op: Op, program: Program, config: Config, arch: Arch) -> bool:
+        assert isinstance(op, Softmax)
+        return two_pass.takes(op, program, (op.axis,), config)
+
     def cost(self, op: Op, program: Program, config: Config, arch: Arch) -> float:
         assert isinstance(op, Softmax)
         return two_pass.cost(op, program, two_pass.describe(op, program, (op.axis,), config=config), arch)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tccompile.arch import Arch, Feature
-from tccompile.ir.extent import ceil_div, divides, same
+from tccompile.ir.extent import ceil_div, divides, fewest, most, same
 from tccompile.ir.ops import Op
 from tccompile.ir.program import Program
 from tccompile.ir.types import DType
@@ -52,7 +52,7 @@ class Shares:
     threads T, a power of 2
     rows    outputs of a thread: their scales and shifts are read once
     straight words of a vector, if an output's vectors lie side by side in x and y, or 0
-    held    vectors that a thread keeps of an output, or 0
+    held    vectors that a thread keeps of an output, or 0; over a range of sizes as many as of the longest
     shared  whether shared memory keeps them, not registers
     words   words of a vector, if it is kept, or read again, as words that each pass converts, or 0
     count   elements that are reduced together
@@ -132,15 +132,15 @@ def describe(op: Op, program: Program, axes: tuple[int, ...], groups: int = 0, c
     if config is None:
         config = ways(size, outputs, unit, by_k, straight)[0]
     threads, rows, shared = (int(config[name]) for name in ("threads", "rows", "shared"))  # type: ignore[arg-type]
-    held = ceil_div(size, threads)
+    vectors_of_thread = ceil_div(size, threads)
     limit = REGISTERS if not across else REGISTERS // 2
-    held = held if shared or held <= limit else 0
+    held = most(vectors_of_thread) if shared or most(vectors_of_thread) <= limit else 0
+    sure = fewest(vectors_of_thread) if held else 0
     words = straight if shared or threads > THREADS or held * rows > REGISTERS // 2 else 0
     of_padding = bool(groups) and lane == 1  # groups of it are outputs that nobody reads
     whole = across or of_padding or same(y.padded[lane], x.shape[lane])
-    sure = held - 1 if whole else min(held - 1, x.shape[lane] // unit // threads) if within.depth == 1 else 0
-    if words and whole and size % threads == 0:
-        sure = held
+    if not (words and whole and divides(threads, size)):
+        sure = sure - 1 if whole else min(sure - 1, fewest(x.shape[lane]) // unit // threads) if within.depth == 1 else 0
     return Shares(
         unit, across, outer, within, by_k, threads, rows, straight, held, bool(shared), words, count, whole, max(0, sure)
     )
@@ -170,13 +170,27 @@ def ways(size: int, outputs: int, unit: int, by_k: bool, straight: int) -> list[
 def configs(op: Op, program: Program, axes: tuple[int, ...], arch: Arch, groups: int = 0) -> Iterator[Config]:
     """The ways to share out the op's work; two outputs a thread where the second one is the next row of y, so many blocks on."""
     shares = describe(op, program, axes, groups)
-    plain = shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
+    plain = _is_plain(shares)
     for way in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k, shares.straight):
         if way["shared"]:
             if arch.has(Feature.ASYNC_COPIES) and describe(op, program, axes, groups, way).smem <= arch.smem_block:
                 yield way
         elif way["rows"] == 1 or plain:
             yield way
+
+
+def takes(op: Op, program: Program, axes: tuple[int, ...], config: Config, groups: int = 0) -> bool:
+    """Whether a config of other sizes runs the op: outputs of any length can be shared out among so many threads, some of
+    which may have nothing to do, but shared memory and large blocks are for vectors side by side."""
+    shares = describe(op, program, axes, groups, config)
+    if shares.shared:
+        return config in ways(shares.inner.size, shares.kept.size, shares.unit, shares.by_k, shares.straight)
+    return (shares.threads <= THREADS or shares.straight > 0) and (shares.rows == 1 or _is_plain(shares))
+
+
+def _is_plain(shares: Shares) -> bool:
+    """Whether the outputs are the rows of y, one after the other."""
+    return shares.kept.depth == 1 and shares.kept.strides[1:] == ((1,), (0,)) and not any(shares.inner.strides[1])
 
 
 def cost(op: Op, program: Program, shares: Shares, arch: Arch) -> float:

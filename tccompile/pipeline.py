@@ -72,7 +72,7 @@ from tccompile.precision.formats import precision, storage_note
 from tccompile.precision.ranges import Spread, rooms
 from tccompile.python import speaking_python
 from tccompile.quantize.calibration import Chosen
-from tccompile.ranges.alike import Pattern, ProgramAt, patterns, with_forms
+from tccompile.ranges.alike import Pattern, ProgramAt, patterns, usual, with_forms
 from tccompile.ranges.box import Box, Point, Region, corners
 from tccompile.ranges.box import opened as opened_sizes
 from tccompile.ranges.families import with_families
@@ -503,7 +503,8 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     def program_of(box: Box, decided: Decisions) -> ProgramAt:
         """What makes programs for sizes of a part; what is only faster at some sizes is decided by those in its middle."""
         lowest, middle = (tuple(size.all[len(size.all) // n] if n else size.low for size in box) for n in (0, 2))
-        made.at(middle, decided)
+        made_at = _telling(progress, box, made)
+        made_at(middle, decided)
         with deciding(decided):
             if lowest not in formats:
                 with _at(box, lowest):
@@ -512,7 +513,7 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
                 formats[lowest] = told.formats
 
         def formed(point: Point) -> Program:
-            program = made.at(point, decided)
+            program = made_at(point, decided)
             with deciding(decided):
                 return store_twice(lay_out(in_order(join_groups(absorb_shuffles(formats[lowest](program))))))
 
@@ -521,7 +522,6 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
         return lambda point: held[lowest].shared_by(formed(point))
 
     def loaded(point: Point) -> gs.Graph:
-        progress("load", 0, 5)
         with _at(inputs.box, point):
             return load(opened, inputs.shapes(point))
 
@@ -537,10 +537,21 @@ def to_patterns(opened: Opened, options: Options, dump: Dump, progress: Progress
     made = Made(loaded, to_fused)
     same = partial(agree, options=options, weights=opened.weights)
     with remembering(), computing(late(traced_at, inputs.box, opened.weights)):
-        found = [
-            with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in patterns(inputs.box, program_of, same)
-        ]
+        programs = patterns(inputs.box, program_of, same, lambda: made.ops)
+        found = [with_forms(pattern, partial(packed, weights=opened.weights)) for pattern in programs]
     return found, replace(options, entries=(inputs.shapes(lowest),), ranges={})
+
+
+def _telling(progress: Progress, box: Box, made: Made) -> Callable[[Point, Decisions], Program]:
+    """`made.at` for a part of a range, which says how many programs it has made of about how many."""
+    where = ", ".join(f"{size.name} {size.low} to {size.all[-1]}" for size in box if len(size.all) > 1)
+    before, about = made.count, usual(box)
+
+    def at(point: Point, decided: Decisions) -> Program:
+        progress(f"range: {where}" if where else "range", min(made.count - before, about), about)
+        return made.at(point, decided)
+
+    return at
 
 
 @contextmanager

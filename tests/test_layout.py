@@ -10,9 +10,9 @@ import pytest
 
 from tccompile import layout
 from tccompile.ir.limits import check_program
-from tccompile.ir.ops import Gemm
+from tccompile.ir.ops import Conv, Gemm
 from tccompile.ir.program import Program
-from tccompile.ir.tensor import LANES, dense
+from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal
 from tccompile.pipeline import without_code
@@ -88,6 +88,48 @@ def test_operands_of_products_have_rows_of_16_bytes(dtype: DType, channels: int)
     assert laid["a"].padded == (5, channels) and laid["b"].padded == (7, channels) and laid["a"].strides == (channels, 1)
     assert laid["a"].strides[0] * dtype.bits % (8 * 16) == 0
     assert laid["y"] == tensors["y"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "step"),
+    [
+        ((7, 144, 1, 1), DType.I8, 256),
+        ((7, 64, 1, 1), DType.E4M3, 128),
+        ((7, 160, 1), DType.E4M3, 256),  # an image of height 1
+        ((7, 256, 1, 1), DType.I8, 256),
+        ((7, 144, 1, 1), DType.F16, 192),
+        ((7, 528, 1, 1), DType.F16, 528),  # more than eight lines
+        ((7, 992, 1, 1), DType.I8, 1024),
+        ((7, 144, 1, 1), DType.F32, 144),
+        ((7, 64, 3, 3), DType.I8, 576),
+    ],
+)
+def test_rows_of_weights_begin_with_lines(shape: tuple[int, ...], dtype: DType, step: int) -> None:
+    """Those whose window is one pixel of several, which the copy engine reads a line at a time."""
+    before, program = _convolution(shape, dtype, pixels=4)
+    w = layout.lay_out(program).tensors["w"]
+    assert w.strides[0] == step and w.padded == before.padded and w.strides[1:] == before.strides[1:]
+
+
+def test_rows_of_other_weights_lie_close() -> None:
+    """Of those that are read once, or that are no constants."""
+    before, program = _convolution((7, 144, 1, 1), DType.I8, pixels=1)
+    assert layout.lay_out(program).tensors["w"] == before
+    before, program = _convolution((7, 144, 1, 1), DType.I8, pixels=4)
+    assert layout.lay_out(replace(program, constants={})).tensors["w"] == before
+
+
+def _convolution(shape: tuple[int, ...], dtype: DType, pixels: int) -> tuple[Tensor, Program]:
+    """Weights and a convolution by them."""
+    order, pads = (0, *range(2, len(shape)), 1), tuple(n // 2 for n in shape[2:])
+    image = (pixels,) * len(pads)
+    x, w, y = (
+        dense("x", (1, shape[1], *image), dtype, order),
+        dense("w", shape, dtype, order),
+        dense("y", (1, 7, *image), DType.F16),
+    )
+    op = Conv(nodes=("conv",), y="y", x="x", w="w", strides=(1,) * len(pads), pads=pads, dilations=(1,) * len(pads))
+    return w, Program((), (), {t.name: t for t in (x, w, y)}, {"w": Literal(np.zeros(shape))}, (op,))
 
 
 def test_other_forms_of_weights_are_operands_too() -> None:

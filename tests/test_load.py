@@ -624,3 +624,23 @@ def test_neither_loading_nor_rewriting_needs_onnx_runtime():
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(rewrite(load(skeleton("style_transfer"))).nodes))
+
+
+def test_loads_of_one_model_ask_for_a_type_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... by ONNX's rules, for the same types, attributes and numbers; other numbers are asked for again"""
+    net = Net(x=(np.float32, ("n", 4)))
+    t = "x"
+    for _ in range(5):
+        t = net("Reshape", net("Relu", t), np.array([-1, 4]))
+    model, asked = net.out(net("Reshape", t, np.array([-1, 2]))).model(), list[str]()
+    said = onnx.shape_inference.infer_node_outputs
+    monkeypatch.setattr(
+        onnx.shape_inference,
+        "infer_node_outputs",
+        lambda schema, *more, **own: asked.append(schema.name) or said(schema, *more, **own),
+    )
+    opened = read(model)
+    with remembering():
+        shapes = [load(opened, {"x": (n, 4)}).outputs[0].shape for n in (6, 6, 8)]
+    assert [tuple(shape) for shape in shapes] == [(12, 2), (12, 2), (16, 2)]
+    assert sorted(asked) == ["Relu", "Relu", *["Reshape"] * 4]

@@ -26,7 +26,7 @@ class Accumulator(Part):
                                              tile's, which replaces what `acc` holds if it is the `first` one
     wait_last(), wait()                      until all stages but the one begun last have been multiplied, or all
     at_once                                  whether a stage has been multiplied when `multiply` returns
-    multiply_short(operands, slot)           the sums of a stage of which only the first `short` bytes of K count, as `multiply`
+    multiply_short(operands, slot)           the sums of a stage of which only the last `short` bytes of K count, as `multiply`
     sparse                                   whether the left operand is
 
     short    if not 0: of an operand that is not sparse
@@ -70,7 +70,7 @@ class Accumulator(Part):
         self.wait_last, self.wait = hw.wgmma_wait_last, hw.wgmma_wait_all
         if short:
             kind, zero = (left.k_major, right.k_major), self.zero
-            of_short = hw.multiply(right.extent, steps[: short // STEP], kind, kinds, self.at_once)
+            of_short = hw.multiply(right.extent, steps[-short // STEP :], kind, kinds, self.at_once)
 
             @inline
             def multiply_short(operands, slot):
@@ -227,7 +227,7 @@ def accumulator(
     promotion: Promotion | None = None,
 ) -> Accumulator:
     """What holds the sums of two operands' product; `places`, `blocks`: of a left one that is sparse; `promotion`: when sums that
-    are rough are added to the others; `short`: bytes of K that count in the first stage, if not all."""
+    are rough are added to the others; `short`: bytes at the end of a row that count in the first stage, if not all."""
     if promotion is Promotion.MEANWHILE:
         return Overlapped(left, right, ring, short)
     if promotion:

@@ -129,29 +129,28 @@ class Producer(Part):
 
 
 class Tiled(Producer):
-    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0).
+    """A is a matrix. `geometry`: (whether B has batches too, as 1 or 0); and if the first stage is short, where its boxes begin.
 
-    short   elements of K that the first stage counts, behind which the second one begins; or 0 for all
+    short   whether the first stage counts no more than the end of K, where its boxes end: others begin with K
     shared  blocks of a cluster that have the same rows of A
     """
 
-    def __init__(self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: int = 0, shared: int = 1) -> None:
+    def __init__(
+        self, ring: Ring, a: Operand, b: Operand, places: Places | None = None, short: bool = False, shared: int = 1
+    ) -> None:
         copy_a, rows, depth = _for_all(a, shared) if shared > 1 else boxes(a), a.extent, a.depth
-        back = depth - short if short else 0
 
         @inline
-        def begin(k):
-            return max(i32(k * depth - back), i32(0)) if back else i32(k * depth)
-
-        @inline
-        def weights_at(k, geometry):
-            return begin(k)
+        def begin(k, geometry):
+            if short:
+                return i32((k - 1) * depth) if k > 0 else geometry[1]
+            return i32(k * depth)
 
         @inline
         def weights_batch(batch, geometry):
             return i32(batch * geometry[0])
 
-        super().__init__(ring, a, b, weights_at, weights_batch, places)
+        super().__init__(ring, a, b, begin, weights_batch, places)
         ask = self.ask
 
         @inline
@@ -164,13 +163,19 @@ class Tiled(Producer):
                 target = ring.target(buffers, slot)
                 if k >= asked:
                     ring.acquire(buffers, slot, parity)
-                    ask(maps[1], target, begin(k), column, batch, geometry)
-                copy_a(maps[0], target, begin(k), m, batch)
+                    ask(maps[1], target, begin(k, geometry), column, batch, geometry)
+                copy_a(maps[0], target, begin(k, geometry), m, batch)
                 slot, parity = ring.advance(slot, parity)
                 k = i32(k + 1)
             return slot, parity
 
         self.fill = fill
+
+
+@inline
+def _no_batch(batch, geometry):
+    """Weights are the same for all images."""
+    return i32(0)
 
 
 class Im2col(Producer):
@@ -190,11 +195,7 @@ class Im2col(Producer):
             tap = divide(box, geometry[12], geometry[13])
             return i32(tap * geometry[0] + (box - tap * geometry[11]) * chunk)
 
-        @inline
-        def weights_batch(batch, geometry):
-            return i32(0)
-
-        super().__init__(ring, a, b, weights_at, weights_batch, places)
+        super().__init__(ring, a, b, weights_at, _no_batch, places)
         ask = self.ask
 
         @inline

@@ -139,13 +139,16 @@ class Ring(Stages):
             hw.barrier_wait(hold(buffers, slot), parity)
 
         self.buffers, self.init, self.reader, self.writer, self.advance = buffers, init, reader, writer, advance
-        self.stage, self.hold, self.none, self.acquire, self.release = stage, hold, none, acquire, hw.barrier_arrive
-        self.skip = skip
-        if shared > 1:
+        self.skip, self.stage, self.hold, self.none, self.acquire = skip, stage, hold, none, acquire
+        self.release = hw.barrier_arrive if shared == 1 else _release_everywhere(shared)
 
-            @inline
-            def release_everywhere(held):
-                for rank in range(shared):
-                    hw.barrier_arrive_in(held, i32(rank))
 
-            self.release = release_everywhere
+def _release_everywhere(shared: int) -> Any:
+    """`release` of a stage that so many blocks of a cluster fill."""
+
+    @inline
+    def release(held):
+        for rank in range(shared):
+            hw.barrier_arrive_in(held, i32(rank))
+
+    return release

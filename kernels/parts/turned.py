@@ -196,45 +196,16 @@ def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any,
     """As `_put_turned`, for bytes: a lane's channels are neighbours, c and c + 1."""
     kept, results, extra = epilogue.build_kept(params, rectified=False)
     floats, stored = epilogue.floats_added(params, 4) if added else None, epilogue.Form.decoded(params).y.dtype
+    both = _both_channels(results, floats)
 
     @inline
     def keep(c, e):
         first = i32(c + (c & 15))  # columns of 16 are asked for by row, of which there are 8
         return kept(first, e), kept(i32(first + 1), e)
 
-    @inline
-    def both_plain(values, word, read, c, e):
-        """8 rows of both channels."""
-        return results(values[:2], read[0], c, e) + results(values[2:4], read[1], i32(c + 1), e)
-
-    @inline
-    def both_added(values, word, read, c, e):
-        there = floats(word)
-        first, second = (there[0], there[2]), (there[1], there[3])
-        return results(values[:2], first, read[0], c, e) + results(values[2:4], second, read[1], i32(c + 1), e)
-
-    both = both_added if added else both_plain
-
-    def several(count: int) -> Any:
-        """The device function (values, words, read, c, e) → the results of so many times 8 rows."""
-        if count == 1:
-
-            @inline
-            def one(values, words, read, c, e):
-                return both(values[:4], words[0], read, c, e)
-
-            return one
-        rest = several(count - 1)
-
-        @inline
-        def more(values, words, read, c, e):
-            return both(values[:4], words[0], read, c, e) + rest(values[4:], words[1:], read, c, e)
-
-        return more
-
     def put(rows: int) -> Any:
         count = next(n for n in (4, 2, 1) if 8 * n <= rows)
-        compute, store = several(count), hw.store_byte_matrices(stored, count, epilogue.rectifies(params))
+        compute, store = _several(count, both), hw.store_byte_matrices(stored, count, epilogue.rectifies(params))
         load, words = hw.read_turned_matrices(count), (types.uint32(0),) * count
         four, further = 4 * count, 8 * count * 64
 
@@ -264,6 +235,41 @@ def _put_turned_bytes(span: int, added: bool, params: Params) -> tuple[Any, Any,
         return put_more
 
     return keep, put(span), extra
+
+
+def _both_channels(results: Any, floats: Any) -> Any:
+    """The device function (values, word, read, c, e) → the results of 8 rows of both channels. `floats` makes floats of a word of
+    what is added to them, if anything is."""
+
+    @inline
+    def plain(values, word, read, c, e):
+        return results(values[:2], read[0], c, e) + results(values[2:4], read[1], i32(c + 1), e)
+
+    @inline
+    def added(values, word, read, c, e):
+        there = floats(word)
+        first, second = (there[0], there[2]), (there[1], there[3])
+        return results(values[:2], first, read[0], c, e) + results(values[2:4], second, read[1], i32(c + 1), e)
+
+    return added if floats else plain
+
+
+def _several(count: int, both: Any) -> Any:
+    """The device function (values, words, read, c, e) → the results of so many times 8 rows."""
+    if count == 1:
+
+        @inline
+        def one(values, words, read, c, e):
+            return both(values[:4], words[0], read, c, e)
+
+        return one
+    rest = _several(count - 1, both)
+
+    @inline
+    def more(values, words, read, c, e):
+        return both(values[:4], words[0], read, c, e) + rest(values[4:], words[1:], read, c, e)
+
+    return more
 
 
 def _put_turned(span: int, added: bool, params: Params) -> tuple[Any, Any, tuple[Any, ...]]:

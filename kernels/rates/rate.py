@@ -383,6 +383,8 @@ class GemmSm90:
     """More, where blocks find no room while that launch's still run, for what they could have copied before."""
     crowded_us: Rate
     """More, where they find none for longer."""
+    crowded_overlapping: Rate
+    """How much of both tiles take whose rough sums are added while others are made."""
     biased_us: Rate
     """More, where they begin by loading a bias."""
     gathering: Rate
@@ -391,6 +393,8 @@ class GemmSm90:
     """One of halves, where many blocks read it at the same time."""
     gathering_apart: Rate
     """More of it where a single block does: it comes from the L2 cache once for all that do."""
+    gathering_parts: Rate
+    """Of that, where a tap's channels fill more than a stage, in boxes of halves of stages."""
     strided: Rate
     """One of 64 bytes of every second pixel, of that."""
     strided_us: Rate
@@ -469,6 +473,8 @@ class GemmSm90:
     """The same of 64 or 32 bytes."""
     byte_cycles: Rate
     """The same of 32 bytes, of numbers of 8 bits."""
+    byte_lined_cycles: Rate
+    """The same where rows of weights begin with lines of memory."""
     box_cycles: Rate
     """A box, at least: asking for it is one thread's work."""
     beyond_cycles: Rate
@@ -496,8 +502,7 @@ class GemmSm90:
     spare: Rate
     """So many: see there."""
     beside: Rate
-    """All that tiles of 8 bits take of which more is stored than copied, where blocks share a multiprocessor: one stores while
-    others multiply."""
+    """All that tiles of 8 bits take of a stage or two, where blocks share a multiprocessor: one stores while others multiply."""
     in_turn: Rate
     """All that two tiles take which a multiprocessor has in turn, where it copies both at once."""
     shared_rows: Rate

@@ -54,6 +54,7 @@ from tccompile.ir.program import Program
 
 
 def fuse(program: Program) -> Program:
+    clean = None  # the program, once it has no dead code
     for equation in (
         unfold_inputs,
         unfold_outputs,
@@ -79,5 +80,6 @@ def fuse(program: Program) -> Program:
         write_outputs,
         lay_as_asked,
     ):
-        program = without_dead_code(equation(program))
+        made = equation(program)
+        program = clean = made if made is clean else without_dead_code(made)
     return program

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import is_
 
 from tccompile.ir.expr import Epilogue, Expr, View, canonical_view, identity_view, load, parts, substitute, walk
 from tccompile.ir.extent import Shape
@@ -82,8 +83,18 @@ class Editor:
         return max(padding(kind, multiplied) for kind in kinds)
 
     def result(self) -> Program:
-        ops = tuple(op for op in self.ops if op is not None)
+        """The program as it is now; the same one if nothing has changed."""
+        ops, own = tuple(op for op in self.ops if op is not None), self.program
+        if _identical(ops, own.ops) and all(
+            _identical((*new.keys(), *new.values()), (*old.keys(), *old.values()))
+            for new, old in ((self.tensors, own.tensors), (self.constants, own.constants))
+        ):
+            return own
         return replace(self.program, tensors=self.tensors, constants=self.constants, ops=ops)
+
+
+def _identical(new: Sequence[object], old: Sequence[object]) -> bool:
+    return len(new) == len(old) and all(map(is_, new, old))
 
 
 def without_dead_code(program: Program) -> Program:

@@ -5,7 +5,7 @@ Rows of x are read once, and there is one launch, whose tiles fill a GPU better 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tccompile.fuse.editor import Editor, names
@@ -21,23 +21,26 @@ GRAIN = 16
 
 def join_products(program: Program) -> Program:
     e = Editor(program)
+    lying: dict[str, list[str]] = {}  # the tensors that lie where one does, itself included
+    for name, t in program.tensors.items():
+        lying.setdefault(t.storage, []).append(name)
     for op in program.ops:
         if isinstance(op, Attention):
-            products = [found for name in (op.q, op.k, op.v) if (found := _product(e, name, op)) is not None]
+            products = [found for name in (op.q, op.k, op.v) if (found := _product(e, name, op, lying)) is not None]
             for first in products:
                 alike = [p for p in products if _are_alike(e, first, p)]
                 if len(alike) > 1 and len({p.y for p in alike}) == len(alike) and e.writer(first.y) is first:
-                    _join(e, sorted(alike, key=lambda p: e.position[p.y]))
+                    _join(e, sorted(alike, key=lambda p: e.position[p.y]), lying)
     return e.result()
 
 
-def _product(e: Editor, name: str, attention: Attention) -> Gemm | None:
+def _product(e: Editor, name: str, attention: Attention, lying: Mapping[str, list[str]]) -> Gemm | None:
     """The product that an operand of the attention is the result of, which nothing else reads, if it can be joined to others."""
     y = e.tensors[e.tensors[name].storage]
     op = e.writer(y.name)
     if not isinstance(op, Gemm) or y.name in e.program.outputs or 0 in y.shape:
         return None
-    views = [t for t in e.tensors.values() if t.storage == y.name]
+    views = [e.tensors[other] for other in lying[y.name]]
     others = {i for t in views for i in e.readers[t.name]} - {e.position[attention.y]}
     w, last = e.tensors[op.b], y.rank - 1
     plain = op.b in e.constants and w.rank == 2 and w == dense(w.name, w.shape, w.dtype) and op.epilogue.shuffle == 1
@@ -60,7 +63,7 @@ def _are_alike(e: Editor, first: Gemm, other: Gemm) -> bool:
     return first.a == other.a and first.epilogue.expr == other.epilogue.expr and kinds[0] == kinds[1]
 
 
-def _join(e: Editor, products: Sequence[Gemm]) -> None:
+def _join(e: Editor, products: Sequence[Gemm], lying: dict[str, list[str]]) -> None:
     first = products[0]
     ys = [e.tensors[op.y] for op in products]
     y = dense(f"{first.y}/joined", (*ys[0].shape[:-1], sum(t.shape[-1] for t in ys)), ys[0].dtype)
@@ -70,10 +73,10 @@ def _join(e: Editor, products: Sequence[Gemm]) -> None:
     e.tensors[y.name], e.readers[y.name] = y, set()
     start = 0
     for part in ys:
-        for name, t in list(e.tensors.items()):
-            if t.storage == part.name:
-                e.tensors[name] = _moved(t, part.shape[-1], y, start)
+        for name in lying[part.name]:
+            e.tensors[name] = _moved(e.tensors[name], part.shape[-1], y, start)
         start += part.shape[-1]
+    lying[y.name] = [y.name, *(name for part in ys for name in lying.pop(part.name))]
     at = e.position[first.y]
     for op in products:
         e.drop(e.position[op.y])

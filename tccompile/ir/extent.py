@@ -67,6 +67,11 @@ def hint(extent: Extent) -> int:
     return int(extent.values[-1]) if isinstance(extent, Open) else extent
 
 
+def fewest(extent: Extent) -> int:
+    """The smallest number that it can be: what there is at all sizes."""
+    return int(extent.values.min()) if isinstance(extent, Open) else extent
+
+
 def most(extent: Extent) -> int:
     """The largest number that it can be: what memory is kept for."""
     return int(extent.values.max()) if isinstance(extent, Open) else extent

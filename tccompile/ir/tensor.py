@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tccompile.ir.extent import Extent, Shape, ceil_div, round_up
+from tccompile.ir.extent import Extent, Shape, ceil_div, most, round_up
 from tccompile.ir.types import DType
 
 ROW = 16
@@ -84,8 +84,9 @@ class Tensor:
 
     @property
     def inner(self) -> int | None:
-        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element."""
-        unit = [a for a in range(self.rank) if self.strides[a] == 1 and self.padded[a] > 1]
+        """The axis whose neighbours are neighbours in memory (stride 1), or None for a tensor of one element. Over a range of
+        sizes it may have neighbours at some of them only, as the padding of a concatenation's last part."""
+        unit = [a for a in range(self.rank) if self.strides[a] == 1 and most(self.padded[a]) > 1]
         return unit[0] if unit else None
 
 

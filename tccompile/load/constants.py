@@ -17,6 +17,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from tccompile.ir.weights import TRANSFORMS, Literal, Recipe, Source, Transform, sources_of, transform
+from tccompile.load.types import Type
 
 _decided: ContextVar[set[str] | None] = ContextVar("decided", default=None)
 
@@ -36,10 +37,13 @@ class Remembered:
     """What nodes made of constants, for loads of one model at several shapes: a node of the same constants makes the same.
 
     Constants are told apart by where they come from: a weight's name, what a remembered node made, or a few numbers.
+
+    types  of nodes' results, by what says them
     """
 
     def __init__(self) -> None:
         self.made: dict[Hashable, list[Weight]] = {}
+        self.types: dict[Hashable, list[Type | None]] = {}
         self.recipes: set[int] = set()
 
     def key(self, node: onnx.NodeProto, inputs: Sequence[Weight | None]) -> Hashable | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Any
@@ -605,15 +605,36 @@ class Folder:
             self.types[name] = type_
 
     def inferred(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
-        """The types of the node's outputs by ONNX's rules, as far as they give any."""
+        """The types of the node's outputs by ONNX's rules, as far as they give any; asked once for all loads of a model."""
+        known = remembered()
+        key = self.asked(node) if known is not None else None
+        if known is None or key is None:
+            return self.by_rules(node, domain)
+        if key not in known.types:
+            found = self.by_rules(node, domain)
+            known.types[key] = [found.get(name) for name in node.output]
+        return {name: t for name, t in zip(node.output, known.types[key], strict=True) if name and t is not None}
+
+    def asked(self, node: onnx.NodeProto) -> Hashable | None:
+        """What the types of a standard node's outputs follow from; None where that is more than types and a few numbers."""
+        if node.domain not in ("", "ai.onnx") or node.op_type in BY_VALUES or any(True for _ in subgraphs(node)):
+            return None
+        decides = _deciding(node)
+        few = [self.constants.get(name) for name in decides]
+        types = [self.type_of(name, node) if name else None for name in node.input]
+        data = [weight.values.tobytes() if weight is not None and _is_read(weight) else None for weight in few]
+        attrs = [a.SerializeToString() for a in node.attribute]
+        return node.op_type, tuple(attrs), tuple(map(bool, node.output)), tuple(types), tuple(data)
+
+    def by_rules(self, node: onnx.NodeProto, domain: str) -> dict[str, Type]:
+        """What `inferred` gives, of a node that is asked for the first time."""
         names = [name for name in reads(node) if name]
         types = {name: self.type_of(name, node).proto for name in names}
-        own = () if node.op_type in WEIGHED else DECIDES.get(node.op_type, range(len(node.input)))
-        only_held = {*node.input}.difference(name for i, name in enumerate(node.input) if i in own)
+        decides = _deciding(node)
         data = {
-            name: onnx.numpy_helper.from_array(np.array(held(weight) if name in only_held else weight.values), name)
+            name: onnx.numpy_helper.from_array(np.array(weight.values if name in decides else held(weight)), name)
             for name in names
-            if (weight := self.constants.get(name)) is not None and held(weight).nbytes <= 4096 and held(weight).ndim <= 1
+            if (weight := self.constants.get(name)) is not None and _is_read(weight)
         }
         schema = onnx.defs.get_schema(node.op_type, self.domains.get(domain, 1), domain)
         if domain == "":
@@ -892,6 +913,20 @@ WEIGHED = frozenset(
     ]
 )
 """Operators whose results have a shape that follows from the shapes of what they read, and their attributes, alone."""
+
+BY_VALUES = frozenset(("Compress", "MaxUnpool", "Range", "Resize", "STFT", *COUNTED, *CONTROL_FLOW))
+"""Operators whose results' types are found by more of what they read than ONNX's rules are given."""
+
+
+def _deciding(node: onnx.NodeProto) -> list[str]:
+    """The names of what a node reads whose values, where they are known, its results' types may follow from."""
+    places = () if node.op_type in WEIGHED else DECIDES.get(node.op_type, range(len(node.input)))
+    return [name for i, name in enumerate(node.input) if i in places and name]
+
+
+def _is_read(weight: Weight) -> bool:
+    """Whether ONNX's rules are given a constant's values: they take what says shapes, axes and the like."""
+    return held(weight).nbytes <= 4096 and held(weight).ndim <= 1
 
 
 def _expanded(node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto]:

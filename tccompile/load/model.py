@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -37,7 +37,7 @@ from tccompile.ir.storage import to_storage
 from tccompile.ir.types import DType
 from tccompile.ir.weights import SMALL, Source
 from tccompile.load import boundary, contrib, custom, narrow
-from tccompile.load.constants import Weight, decide_by, held
+from tccompile.load.constants import Weight, decide_by, decisive, held
 from tccompile.load.cut import Part, cut, nearest
 from tccompile.load.fold import MAX_BYTES, MAX_EXTENT, MAX_NODES, fold
 from tccompile.load.issues import Findings, Issue
@@ -67,6 +67,12 @@ class Opened:
     block: int | None = None  # how many channels a block has, where the user says it
     limits: Mapping[str, int] | None = None  # the most that nodes find in the data, where the user says it
     told: set[str] = field(default_factory=set)  # outputs of which it was said that their shape is another than the model's
+
+    @cached_property
+    def uniform(self) -> tuple[onnx.ModelProto, set[str]]:
+        """The model as `load` begins with it whatever its shapes are, and the weights by whose values it is so."""
+        with decisive() as names:
+            return _guard("the model is not valid ONNX", _one_opset, deepcopy(self.proto), self.weights), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +187,9 @@ def load(model: Model | Opened, shapes: Mapping[str, tuple[int, ...]] | None = N
     """
     opened = read(model)
     weights = opened.weights
-    proto = _guard("the model is not valid ONNX", _one_opset, deepcopy(opened.proto), weights)
+    uniform, names = opened.uniform
+    decide_by(*names)
+    proto = deepcopy(uniform)
     boundary.open_inputs(proto.graph, shapes or {})
     boundary.copy_given(proto.graph, weights)
     unknown = _bind(proto.graph, set(weights), shapes or {}, found)

@@ -6,7 +6,9 @@ by other rules, the range is divided.
 
 from __future__ import annotations
 
+import logging
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
@@ -27,6 +29,7 @@ from tccompile.ranges.box import (
     Point,
     corners,
     count,
+    divided,
     divided_by,
     halves,
     opened,
@@ -35,6 +38,9 @@ from tccompile.ranges.box import (
     without_ones,
 )
 from tccompile.ranges.fit import as_counts, derived, fit, padded
+
+LOG = logging.getLogger(__name__)
+"""Tells at INFO where a range is divided, and why."""
 
 COMPARED = 24
 """Programs at sizes at random that a formula is held to, besides those at corners; half as many where only one size is open."""
@@ -53,6 +59,9 @@ AGAIN = 4
 
 BOXES = 24
 """Parts of a range that are made at most."""
+
+BUDGET = 1 << 18
+"""Ops of all programs that have been made, from which on a range is divided no more: some 20 minutes of a processor."""
 
 ALONE = 6
 """Sizes of a part that may have a program each: next to the least ones, slices of one element come up."""
@@ -93,24 +102,32 @@ class Pattern:
         return filler(self.tree)
 
 
-def patterns(box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree) -> list[Pattern]:
+def patterns(
+    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree, spent: Callable[[], int] = lambda: 0
+) -> list[Pattern]:
     """The range in parts, each with its program.
 
     program_of  gives what makes programs in a part, alike in what they decide by sizes
     agree       is asked of a program and a simpler one, at sizes where two extents are the same by chance
+    spent       of how many ops all programs are that have been made
     Raises UnsupportedError where programs differ from size to size by more than numbers.
     """
     made: list[Decisions] = []
     try:
-        return _parts_of(box, program_of, agree, made, everywhere=False)
+        return _parts_of(box, program_of, agree, spent, made, everywhere=False)
     except UnsupportedError:
         if not any(decided.differs and not decided.everywhere for decided in made):
             raise
-    return _parts_of(box, program_of, agree, made, everywhere=True)
+    return _parts_of(box, program_of, agree, spent, made, everywhere=True)
 
 
 def _parts_of(
-    box: Box, program_of: Callable[[Box, Decisions], ProgramAt], agree: Agree, made: list[Decisions], everywhere: bool
+    box: Box,
+    program_of: Callable[[Box, Decisions], ProgramAt],
+    agree: Agree,
+    spent: Callable[[], int],
+    made: list[Decisions],
+    everywhere: bool,
 ) -> list[Pattern]:
     """The parts, whose decisions are added to those `made`; `everywhere`: what is possible at some sizes only is done nowhere."""
     todo, done = [(part, Decisions(everywhere=everywhere)) for part in without_ones(box)], list[Pattern]()
@@ -125,17 +142,19 @@ def _parts_of(
             nowhere = decided.differs and not decided.everywhere  # another way: what is possible at some sizes is done at none
             told = why.mask if why.mask is not None and len(why.mask) == len(seen) else None
             parts = None if told is None else divided_by(part, seen, told, 1.0 if nowhere else MOSTLY)
+            parts = parts and _settled(partial(_sharpened, parts, seen, program_at))
             own = _each_its_own(part, program_at, agree)
             if (own or parts is None) and nowhere:
                 todo.insert(0, (part, replace(decided, everywhere=True)))
                 continue
             parts = parts or without_end(part, why.point if isinstance(why, _ElsewhereError) else ()) or halves(part)
-            if parts is None or len(todo) + len(done) + 2 > BOXES or own:
-                where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+            where = ", ".join(f"{s.name} {s.low} to {s.high}" for s in part)
+            if parts is None or len(todo) + len(done) + 2 > BOXES or own or spent() > BUDGET:
                 raise UnsupportedError(
                     f"the model does not do the same at all sizes of the range ({where}: {why}); "
                     "give the sizes that are needed one by one (--entry), or a step between them (--range SIZE=LOW..HIGH:STEP)"
                 ) from why
+            LOG.info("range: %s is divided: %s", where, why)
             todo[:0] = [(half, Decisions(everywhere=everywhere)) for half in parts]
     return done
 
@@ -148,6 +167,30 @@ def _settled(make: Callable[[], T]) -> T:
     while True:
         with suppress(ChangedError):
             return make()
+
+
+def _sharpened(parts: tuple[Box, Box], seen: Sequence[Point], program_at: ProgramAt) -> tuple[Box, Box]:
+    """A box in two parts, divided where programs begin to be alike, not just at one of the points seen: else each part would be
+    divided again until that place is found."""
+    below, above = parts
+    number = next(i for i, (one, other) in enumerate(zip(below, above, strict=True)) if one != other)
+    box = (*above[:number], replace(above[number], low=below[number].low), *above[number + 1 :])
+    first = next(point for point in seen if point[number] == above[number].low)
+    low = max(point[number] for point in seen if point[number] < above[number].low)
+    fixed, own = fixed_of(box, program_at), program_at(first)
+    between = [(*first[:number], n, *first[number + 1 :]) for n in box[number].all if low < n < first[number]]
+    points = [point for point in between if is_generic(point, box, fixed)]
+    at = bisect_left(points, True, key=lambda point: _differ_in_numbers(program_at(point), own))
+    return divided(box, number, points[at][number] if at < len(points) else first[number])
+
+
+def _differ_in_numbers(one: Program, other: Program) -> bool:
+    """Whether programs may be those of two sizes of one part: they are the same but for numbers."""
+    try:
+        merge([one, other], lambda numbers: 1, ())
+    except UndecidedError:
+        return False
+    return True
 
 
 def _each_its_own(box: Box, program_at: ProgramAt, agree: Agree) -> bool:
@@ -311,6 +354,11 @@ def _of_other_remainders(line: Sequence[Point], number: int, box: Box, fixed: Co
         if n % GRAIN in missing and is_generic(point, box, fixed):
             missing.remove(n % GRAIN)
             yield point
+
+
+def usual(box: Box) -> int:
+    """How many programs it takes about to find one for all sizes of a box, and to compare it."""
+    return min(count(box), COMPARED + sum(min(len(size.all), NEAR + GRAIN) for size in box if len(size.all) > 1))
 
 
 def _lines(box: Box, first: Point) -> Iterator[list[Point]]:

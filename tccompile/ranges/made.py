@@ -3,6 +3,7 @@ common, and a part whose programs differ is divided or decided otherwise, which 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ NODES, OPS = 1 << 15, 1 << 17
 
 
 class Made:
-    """What makes the program of a point, as decided by `Decisions`."""
+    """What makes the program of a point, as decided by `Decisions`.
+
+    count, ops  how many programs have been made, not counting those that were kept, and of how many ops all of them are
+    """
 
     def __init__(self, load: Callable[[Point], gs.Graph], to_program: Callable[[gs.Graph], Program]) -> None:
         """load, which decides nothing; to_program, which may change the graph."""
@@ -26,6 +30,7 @@ class Made:
         self._graphs: dict[Point, gs.Graph] = {}
         self._programs: dict[Point, list[tuple[Asked, Program]]] = {}
         self._nodes = self._ops = 0
+        self.count = self.ops = 0
 
     def at(self, point: Point, decided: Decisions) -> Program:
         """The program; `decided` learns what is asked for it."""
@@ -35,7 +40,9 @@ class Made:
                     return program
             decided.asked = {}
             program = self._to_program(self._graph(point))
+            gc.collect(0)  # graphs, whose nodes and tensors hold each other: 40 megabytes of a program of 400 ops
         asked, decided.asked = decided.asked, {}
+        self.count, self.ops = self.count + 1, self.ops + len(program.ops)
         self._ops += len(program.ops)
         if self._ops > OPS:
             self._programs, self._ops = {}, len(program.ops)

@@ -183,15 +183,31 @@ def _ahead(node: gs.Node) -> Ahead | None:
 
 
 def _for_products(t: gs.Tensor) -> bool:
-    """Whether a product of quantized operands reads a tensor, or what only moves it."""
+    """Whether a product of quantized operands reads a tensor, or what only moves it. Scores of an attention that is in floats are
+    left to it: it is one op, and no less exact than with integers in its first half."""
     rest, seen = [t], {id(t)}
     while rest:
         for reader in rest.pop().outputs:
-            if reader.op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and all(map(_of_bytes, reader.inputs[:2])):
+            if (
+                reader.op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+                and all(map(_of_bytes, reader.inputs[:2]))
+                and not _scores(reader)
+            ):
                 return True
             new = [y for y in reader.outputs if id(y) not in seen] if moves(reader) is not None else []
             rest += new
             seen |= {*map(id, new)}
+    return False
+
+
+def _scores(node: gs.Node) -> bool:
+    """Whether a product's results go into a softmax whose results are not quantized."""
+    while len(node.outputs) == 1 and len(node.outputs[0].outputs) == 1:
+        (node,) = node.outputs[0].outputs
+        if node.op == "Softmax":
+            return all(reader.op != "QuantizeLinear" for reader in node.outputs[0].outputs)
+        if node.op not in ("Add", "Cast", "Div", "Mul", "Sub", "Where"):
+            return False
     return False
 
 

@@ -21,6 +21,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, Source
+from tccompile.layout import in_lines
 from tests.bench.layers import QUICK, ConvLayer, GemmLayer, Peer, Row, deepbench, ours, zoo
 
 NHWC = (0, 2, 3, 1)
@@ -120,7 +121,7 @@ class Convolution:
             nodes=(str(self),), y="y", x="x", w="w", strides=layer.strides, pads=layer.pads, dilations=layer.dilations,
             groups=layer.groups, epilogue=Epilogue(expr, views),
         )  # fmt: skip
-        program = unfold_outputs(unfold_inputs(Program((), (), {t.name: t for t in tensors}, given, (op,))))
+        program = in_lines(unfold_outputs(unfold_inputs(Program((), (), {t.name: t for t in tensors}, given, (op,)))))
         return [(part, program) for part in program.ops]
 
 

@@ -41,6 +41,7 @@ from tccompile.ir.program import Program
 from tccompile.ir.tensor import Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.weights import Source
+from tccompile.layout import in_lines
 from tccompile.load.model import load as read_model
 from tccompile.lower.graph import lower
 from tccompile.rewrites import rewrite
@@ -103,7 +104,7 @@ class ConvLayer:
             groups=self.groups, epilogue=biased,
         )  # fmt: skip
         _, program = one_op(op, tensors, ("w", "bias"))
-        program = unfold_outputs(unfold_inputs(program))
+        program = in_lines(unfold_outputs(unfold_inputs(program)))
         return [(part, program) for part in program.ops]
 
     def peer(self, torch: Any) -> tuple[Callable[..., Any], Sequence[Any], Sequence[Any]]:

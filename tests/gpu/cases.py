@@ -72,6 +72,7 @@ from tccompile.ir.tensor import LANES, Tensor, dense
 from tccompile.ir.types import DType
 from tccompile.ir.verify import verify
 from tccompile.ir.weights import Literal
+from tccompile.layout import in_lines
 
 ROOT = Path(__file__).parents[2]
 F16, F32, I64 = DType.F16, DType.F32, DType.I64
@@ -130,7 +131,7 @@ class Builder:
         is_output = self.tensors["y"].base is None and self.tensors["y"] == dense(
             "y", self.tensors["y"].shape, self.tensors["y"].dtype, pad=1
         )
-        program = Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,))
+        program = in_lines(Program((), ("y",) if is_output else (), self.tensors, self.constants, (op,)))
         verify(program)
         return program
 

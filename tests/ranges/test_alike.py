@@ -11,11 +11,17 @@ import pytest
 
 from tccompile import pipeline
 from tccompile.errors import UnsupportedError
+from tccompile.ir.expr import Epilogue, call, const, identity_view, load
 from tccompile.ir.extent import Decisions, possible, worth
 from tccompile.ir.metric import relative_error
+from tccompile.ir.ops import Pointwise
+from tccompile.ir.program import Program
+from tccompile.ir.tensor import dense
+from tccompile.ir.types import DType
 from tccompile.options import as_sizes
 from tccompile.pipeline import without_code
 from tccompile.plan.file import Plan
+from tccompile.ranges import alike
 from tccompile.ranges.box import divided_by, without_end
 from tccompile.ranges.made import Made
 from tccompile.runtime.session import Session
@@ -154,3 +160,50 @@ def test_how_often_a_model_is_loaded(monkeypatch):
     without_code(attending(), ranges=as_sizes({"batch": (2, 3), "h": (4, 32, 4), "w": (4, 32, 4)}))
     once = [tuple(shape["x"]) for shape in loaded]
     assert len(once) < 1.3 * len(set(once))
+
+
+def in_chunks(chunk: int = 16) -> onnx.ModelProto:
+    """Running sums of tokens in chunks of so many, of which a last one is filled up, as in state space models."""
+    g = models.Graph()
+    n = g.op("Shape", "x", start=1, end=2)
+    more = g.op("Sub", g.numbers(chunk - 1), g.op("Mod", g.op("Add", n, g.numbers(chunk - 1)), g.numbers(chunk)))
+    whole = g.op("Pad", "x", g.op("Concat", g.numbers(0, 0, 0, 0), more, g.numbers(0), axis=0))
+    rows = g.op("Reshape", whole, g.numbers(0, -1, chunk, 8))
+    sums = g.op("CumSum", rows, g.numbers(1))
+    return g.model("x", FLOAT, [2, "n", 8], g.op("Softmax", g.op("Mul", sums, rows), axis=1))
+
+
+def test_a_range_is_divided_where_programs_begin_to_be_alike(monkeypatch):
+    """... and not at one of the points seen, after which each part would be divided again"""
+    tried: list[tuple[int, int]] = []
+    said = alike.pattern
+    monkeypatch.setattr(alike, "pattern", lambda box, *more: tried.append((box[0].low, box[0].all[-1])) or said(box, *more))
+    model = in_chunks()
+    plan = without_code(model, ranges=as_sizes({"n": (2, 200)}))
+    assert {*tried} == {(2, 200), (2, 16), (17, 200)} and len(plan.families) == 2
+    assert right(model, plan, [(2, n, 8) for n in (2, 16, 17, 100, 200)])
+
+
+def test_a_range_is_not_divided_for_hours(caplog):
+    """After so many programs it is refused, with the way out; each time that it is divided is in the log, and why."""
+    sizes = (Size("n", 2, 64),)
+
+    def program_of(box, decided):
+        return lambda point: alone(point[0] % 7)
+
+    spent = iter((0, alike.BUDGET + 1))
+    with (
+        caplog.at_level("INFO", "tccompile"),
+        pytest.raises(UnsupportedError, match=r"not do the same.*--entry.*LOW\.\.HIGH:STEP"),
+    ):
+        alike.patterns(sizes, program_of, lambda one, other: False, lambda: next(spent))
+    (record,) = [r.getMessage() for r in caplog.records if "is divided" in r.getMessage()]
+    assert record.startswith("range: n 2 to 64 is divided: ")
+
+
+def alone(number: int) -> Program:
+    """A program of one op, which is another one for each number."""
+    t = {name: dense(name, (4, 8), DType.F32) for name in ("x", "y")}
+    expr = call("mul", load(0), const(0.3 + number))
+    op = Pointwise(nodes=("Mul",), y="y", epilogue=Epilogue(expr, (identity_view("x", 2),)))
+    return Program(("x",), ("y",), t, {}, (op,))

@@ -23,6 +23,7 @@ from tccompile.ir.ops import Softmax
 from tccompile.ir.program import Program
 from tccompile.ir.tensor import dense
 from tccompile.ir.types import DType
+from tccompile.ir.weights import Literal
 from tccompile.kernels.gemm_sm90 import Hopper
 from tccompile.kernels.pool import PoolKernel
 from tccompile.kernels.remembered import forget
@@ -44,6 +45,8 @@ from tccompile.runtime.session import Session
 from tccompile.schedule.choose import uncopied
 from tccompile.schedule.timings import NO_TIMINGS
 from tccompile.sizes import Size
+from tests.kernels import simulator
+from tests.kernels.support import check
 from tests.ranges import models
 from tests.rewrites.common import Net
 from tests.small import image
@@ -370,6 +373,27 @@ def test_a_softmax_over_an_open_axis_that_is_padded_at_some_sizes_only():
     program, kernel = Program((), (), made, {}, (op,)), SoftmaxKernel()
     (launch,) = kernel.work(op, program, {"threads": 4, "rows": 1, "shared": 0}, ARCHS["sm_90a"]).launches
     assert not dict(launch.code.params)["whole"]
+
+
+@pytest.mark.parametrize("along", (True, False), ids=("along rows", "across rows"))
+@pytest.mark.parametrize("threads, longest", [(4, 70), (32, 70), (4, 30)])
+def test_outputs_of_any_length_are_shared_out_by_one_code(along, threads, longest):
+    """... which keeps as many elements as the longest output has, or reads them again"""
+    sizes, kernel, config = (Size("n", 2, longest),), SoftmaxKernel(), {"threads": threads, "rows": 1, "shared": 0}
+
+    def of(n: int) -> Program:
+        shape = (3, 5, n) if along else (3, n, 24)
+        made = {name: dense(name, shape, DType.F16) for name in ("x", "y")}
+        op = Softmax(nodes=("Softmax",), x="x", y="y", axis=2 if along else 1)
+        x = {"x": Literal(np.random.default_rng(0).standard_normal(shape, np.float32))} if isinstance(n, int) else {}
+        return Program((), ("y",), made, x, (op,))
+
+    program = of(opened(sizes)[0])
+    formulas, tree = drawn(kernel.work(program.ops[0], program, config, ARCHS["sm_90a"]), ["n"])
+    for n in (2, 7, 8, 24, longest):
+        fixed, work = of(n), filler(tree)(computed(formulas, (n,)))
+        assert kernel.takes(fixed.ops[0], fixed, config, ARCHS["sm_90a"])
+        check(kernel, fixed, config, run=lambda _, *more, work=work: simulator.run(work, *more))
 
 
 def test_an_input_whose_copy_has_its_shape_at_one_size_only():

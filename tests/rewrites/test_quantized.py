@@ -102,6 +102,21 @@ def test_bytes_are_moved_to_a_product_as_they_are(how: str) -> None:
     assert left["MatMulInteger"] == len(parts) and not {"DequantizeLinear", "MatMul"} & {*left}
 
 
+@pytest.mark.parametrize("quantized_too", [False, True])
+def test_scores_are_products_of_integers_where_weights_of_values_are_quantized(quantized_too: bool) -> None:
+    """Else attention is one op of floats, which is faster than a product of integers, a softmax and another product."""
+    net = Net(opset=21, x=(2, 3, 24, 8))
+    q, k, v = (net("Transpose", quantized(net, "x", np.uint8(z)), perm=[0, 1, 3, 2]) for z in (117, 120, 90))
+    scores = net("MatMul", q, net("Transpose", k, perm=[0, 1, 3, 2]))
+    share = net("Softmax", net("Mul", scores, np.float32(0.2)), axis=-1)
+    if quantized_too:
+        share = net(
+            "DequantizeLinear", net("QuantizeLinear", share, np.float32(1 / 255), np.uint8(0)), np.float32(1 / 255), np.uint8(0)
+        )
+    left = Counter(node.op for node in check(net.out(net("MatMul", share, v)), None).nodes)
+    assert (left["MatMulInteger"], left["Attention"]) == ((2, 0) if quantized_too else (0, 1))
+
+
 def test_bytes_of_several_scales_are_joined_as_floats() -> None:
     net = Net(opset=21, x=(2, 4, 8))
     other = net("DequantizeLinear", net("QuantizeLinear", "x", STEP, np.uint8(117)), STEP, np.uint8(117))
