@@ -502,7 +502,39 @@ def normed() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return made, {"x": 1e5 * RNG.standard_normal((4, 48)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("case", [optimizer, squares, normed])
+def chosen() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Shares, means of neighbours and twice as many of them, of 1e5."""
+    n = Network(4)
+    pooled = n(n("x", "Relu"), "AveragePool", kernel_shape=[2, 2])
+    made = model(n, {"x": (FLOAT, (1, 3, 6, 6))}, n("x", "Softmax", axis=-1), n(pooled, "Tanh"), n(pooled, "Sqrt"))
+    return made, {"x": 1e5 + RNG.standard_normal((1, 3, 6, 6)).astype(np.float32)}
+
+
+def covariance() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Of values that deviate from their mean by 1e-4: no layer, so its result may have any size, too."""
+    n = Network(5)
+    apart = n("x", "Sub", n("x", "ReduceMean", array(0).astype(np.int64), keepdims=1))
+    c = n(n(apart, "Transpose", perm=[1, 0]), "MatMul", apart)
+    return model(n, {"x": (FLOAT, (40, 8))}, c, n(n(c, "Abs"), "Sqrt")), {"x": 1e-4 * RNG.random((40, 8)).astype(np.float32) ** 2}
+
+
+def image_of_16_bits() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Divided by 65535 before its first layer."""
+    n = Network(6)
+    made = model(n, {"x": (FLOAT, (1, 3, 8, 8))}, n(n("x", "Div", array(65535)), "Conv", n.weight(8, 3, 3, 3)))
+    return made, {"x": 65535 * RNG.integers(0, 2, (1, 3, 8, 8)).astype(np.float32)}
+
+
+def amounts() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Integers up to a million, in millions."""
+    n = Network(7)
+    made = model(
+        n, {"x": (TensorProto.INT64, (4, 30))}, n(n(n("x", "Cast", to=FLOAT), "Div", array(1e6)), "MatMul", n.weight(30, 3))
+    )
+    return made, {"x": RNG.integers(0, 10**6, (4, 30))}
+
+
+@pytest.mark.parametrize("case", [optimizer, squares, normed, chosen, covariance, image_of_16_bits, amounts])
 def test_what_is_computed_of_inputs_alone_may_be_of_any_size(case) -> None:
     made, feeds = case()
     assert max(errors(without_code(made, ("sm_80",), precision="mixed"), made, feeds).values()) <= 1e-3

@@ -187,7 +187,7 @@ def operands(program: Program):
 def test_values_that_drown_are_scaled():
     """Numbers of 1e-8 before a convolution: in fp16 they are 0 or of a few bits."""
     n = Network(4)
-    x = n(n("x", "Mul", np.array(1e-8, np.float32)), "Tanh")
+    x = n(n(n(n.conv("x", 8, 8), "Tanh"), "Mul", np.array(1e-8, np.float32)), "Tanh")
     x = n(x, "Conv", n.weight(16, 8, 3, 3))
     model = n.model((1, 8, 9, 9), n(x, "Mul", np.array(3e7, np.float32)))
     inputs = feeds(model, 1)

@@ -66,7 +66,7 @@ from tccompile.ir.types import DType
 from tccompile.ir.weights import Literal, Recipe, transform
 from tccompile.precision.channels import with_powers
 from tccompile.precision.growth import MIXED, growth
-from tccompile.precision.positions import LEAST, divisors, positions, read_in_full, whole_numbers
+from tccompile.precision.positions import LEAST, computed_of, divisors, positions, read_in_full, whole_numbers
 from tccompile.precision.ranges import Spread, loss
 from tccompile.refit.held import EVEN, LOSS, terms_of
 
@@ -227,6 +227,7 @@ class _Choice:
         self.numbers = numbers - {p.tensors[name].storage for name in multiply}
         self.divisors = divisors(p)
         self.growth = growth(p)
+        self.of_inputs = computed_of(p, p.inputs)
         self.readers: dict[str, list[Op]] = {}
         for op in p.ops:
             for name in op.inputs:
@@ -304,6 +305,9 @@ class _Choice:
             self.lost[owner] = scale
         elif self.growth.get(owner, 0.0) >= MIXED:
             self._widen(owner, f"fp32: {what}; a product of activations: other inputs make it far smaller or larger")
+            self.lost[owner] = scale
+        elif owner in self.of_inputs:
+            self._widen(owner, f"fp32: {what}; computed of inputs alone: others make it far smaller or larger")
             self.lost[owner] = scale
         elif owner in self.unsure:
             self._widen(owner, f"fp32: {what}, which may be far off")
@@ -415,8 +419,8 @@ class _Choice:
             owners = [self.program.tensors[n].storage for n in op.operands]
             far = any(o in self.lost for o in owners) and (op.operands[1] not in self.even or getattr(op, "groups", 1) > 1)
             far = far or any(o in self.unsure for o in owners)
-            mixed = [o for o in owners if self.growth.get(o, 0.0) >= MIXED]
-            far = far or any(not 2.0**-STEP <= self.lost.get(o, 1.0) <= 2.0**STEP for o in mixed)
+            loose = [o for o in owners if self.growth.get(o, 0.0) >= MIXED or o in self.of_inputs]
+            far = far or any(not 2.0**-STEP <= self.lost.get(o, 1.0) <= 2.0**STEP for o in loose)
             if i not in self.exact and not far and not any((op.nodes[0], o) in self.sensitive for o in owners):
                 continue
             self.exact.add(i)

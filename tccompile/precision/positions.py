@@ -25,7 +25,7 @@ such as those that are kept, and where regions of interest lie.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -202,28 +202,38 @@ def _statistics(program: Program, open_: set[str]) -> dict[str, str]:
 
 
 def _of_inputs(program: Program) -> dict[str, str]:
-    """The tensors, by the owner of their storage, that element by element are computed of float inputs alone, if they are given
-    out as they are or nobody but such ops, statistics and norms reads them; and inputs that norms read. With the reason."""
+    """The tensors, by the owner of their storage, that are computed of inputs in floats wider than fp16 alone, by no layer, if
+    they are given out as they are or no product reads them; with the reason."""
     owner = {name: t.storage for name, t in program.tensors.items()}
-    alone, mixed = {name for name in program.inputs if program.tensors[name].dtype.is_float}, set[str]()
-    computed, given, norms, elsewhere = set[str](), set[str](), set[str](), set[str]()
+    types = {name: program.tensors[name].dtype for name in program.inputs}
+    alone = computed_of(program, {name for name, dtype in types.items() if dtype.is_float and dtype is not DType.F16})
+    given, multiplied = set[str](), set[str]()
+    for op in program.ops:
+        read = {owner[name] for name in op.inputs}
+        if op.y in program.outputs and op.epilogue.expr.fn == "load":
+            given |= read
+        if not isinstance(op, Pointwise | Reduce | Pool | Resize | Norm | Softmax | TopK):
+            multiplied |= read
+    wide = (alone & given) | (alone - multiplied)
+    reason = "fp32: computed of inputs alone, it is as large or small as these happen to be"
+    return dict.fromkeys(wide - {*program.inputs}, reason)
+
+
+def computed_of(program: Program, inputs: Collection[str]) -> set[str]:
+    """These inputs, and what is computed of them and constants alone, by no layer; by the owner of their storage."""
+    owner = {name: t.storage for name, t in program.tensors.items()}
+    alone, mixed = {*inputs}, set[str]()
     for op in program.ops:
         y, read = owner[op.y], {owner[name] for name in op.inputs} - {*program.constants}
-        if isinstance(op, Pointwise) and read and read <= alone and y not in mixed:
+        carries = isinstance(op, Pointwise | Reduce | Pool | Resize | Gemm | Conv)
+        layer = not program.constants.keys().isdisjoint(op.operands)
+        looks_up = any(view.tensor in program.constants and len(view.tensors) > 1 for view in op.views)
+        if carries and not layer and not looks_up and read and read <= alone and y not in mixed:
             alone.add(y)
-            if op.epilogue.expr.fn != "load":
-                computed.add(y)
-            elif op.y in program.outputs:
-                given |= read
         else:
             mixed.add(y)
             alone.discard(y)
-        if isinstance(op, Norm):
-            norms |= read
-        elif not isinstance(op, Pointwise | Reduce):
-            elsewhere |= read
-    wide = alone & ((computed & given) | ((computed | norms) - elsewhere))
-    return dict.fromkeys(wide, "fp32: computed of inputs alone, it is as large or small as these happen to be")
+    return alone
 
 
 def _decided_by(program: Program) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from tccompile.load.constants import Weight, derived, literal
+from tccompile.load.constants import Weight, derived, held, literal
 from tccompile.rewrites.rule import (
     Editor,
     Rewrite,
@@ -206,10 +206,17 @@ def _check_before(edit: Editor, m: Before) -> str | None:
     if cast is not None and producer(cast.inputs[0], "ConvInteger", "MatMulInteger"):
         return "what it scales are sums of bytes, which fp16 does not hold"
     if m.change.scale is not None:
+        size = np.abs(held(m.change.scale))
+        if (size < 1 / FAR).any() or (size > FAR).any():
+            return "what it scales may be too large or too small for fp16 before"
         scaled = rounded(_scale_inputs(m.conv, _vector(m.change.scale, x.shape[1])), w.dtype)
         if not finite(scaled):
             return "the scaled weights leave the range of their type"
     return None
+
+
+FAR = 512.0
+"""A factor between its inverse and this goes into the weights, as that of pixels, 1/255. Others bring near 1 what is far."""
 
 
 def _auto_pad(node: gs.Node) -> bool:

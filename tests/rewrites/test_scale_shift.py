@@ -53,6 +53,13 @@ def test_a_scale_before_a_convolution_with_padding(c, group):
     check(net.out(y), {"Conv": 1})
 
 
+@pytest.mark.parametrize("far", [1e-5, 1e6])
+def test_a_scale_that_brings_far_values_near_stays_before_a_convolution(far):
+    net = Net(x=(1, 4, 6, 6))
+    y = net("Conv", net("Mul", "x", np.float32(far)), net.normal(6, 4, 3, 3))
+    check(net.out(y), {"Mul": 1, "Conv": 1})
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group", [1, 4])
 def test_a_normalised_image_before_a_convolution_without_padding(group, bias):
