@@ -23,7 +23,7 @@ from tccompile.kernels import epilogue
 from tccompile.kernels.gemm_sm90_cost import slots_of
 from tccompile.kernels.implicit_gemm import OPERANDS, Problem, describe, unfit
 from tccompile.kernels.parts.operands import STEP
-from tccompile.kernels.ptx.atoms import warp_atom
+from tccompile.kernels.ptx.atoms import FROM, warp_atom
 from tccompile.kernels.rates import measured
 from tccompile.kernels.spec import I32, Config, Launch, Ptr, Value, Work, code, traffic_us
 from tccompile.kernels.text import KernelText, TextKernel, indented, intrinsic, parameters
@@ -202,6 +202,8 @@ class GemmThin(TextKernel):
         signature = {**parameters("address", "x, w"), **parameters("int", "rows, columns, x_row, w_row"), "e": stored.kinds}
         sums = "f32" if atom.acc == "f32" else "i32"
         taken = "i64" if form.taken is DType.I64 else "f32"
+        if sums == "i32" and taken == "f32" and shape.steps * STEP * 255 * 128 < 1 << 22:
+            sums, scope["float_from"] = "from", intrinsic("ptx.simt.float_from")
         text = Writer(shape, sums, taken, atom.rough).lines()
         return KernelText(signature, text, scope, THREADS, shape.resident(len(form.loads)))
 
@@ -211,7 +213,8 @@ class Writer:
     """Writes the kernel's text. Lane (g, t) has rows g and g + 8 of 16, and columns 4 · lanes · q + lanes · t and on of them.
 
     shape  what the text depends on
-    sums   the type of the instruction's sums, as text
+    sums   the type of the instruction's sums, as text; "from" for integers added to `atoms.FROM`: to convert others takes
+           the unit that a sigmoid takes
     taken  the type that the epilogue takes
     rough  whether sums are promoted (`Atom.rough`)
     """
@@ -291,7 +294,8 @@ class Writer:
     def _multiply(self, turn: int, i: int, q: int) -> list[str]:
         shape = self.shape
         out = [line for j in range(shape.tiles) for line in self._sum(turn, i, q, j)]
-        values = [f"{self.taken}(a{j}_{2 * r + k})" for r in range(2) for j in range(shape.tiles) for k in range(2)]
+        convert = "float_from" if self.sums == "from" else self.taken
+        values = [f"{convert}(a{j}_{2 * r + k})" for r in range(2) for j in range(shape.tiles) for k in range(2)]
         c = f"i32({self._first}t * i32({shape.lanes}) + i32({4 * shape.lanes * q}))"
         return [*out, "if m < rows:", f"    store(({', '.join(values)}), m, i32(8), rows, {c}, e)"]
 
@@ -302,7 +306,8 @@ class Writer:
         for s in range(last + 1):
             fresh = s % PROMOTED == 0 if self.rough else s == 0
             name = part if self.rough and s >= PROMOTED else acc
-            given = ", ".join([f"{self.sums}(0)"] * 4) if fresh else name
+            zero = f"i32({FROM})" if self.sums == "from" else f"{self.sums}(0)"
+            given = ", ".join([zero] * 4) if fresh else name
             words = [f"v{turn}_{i}_{s}_{r}_{k}" for k in range(2) for r in range(2)]
             out.append(f"{name} = multiply({given}, {', '.join(words)}, b{q}_{j}_{s}_0, b{q}_{j}_{s}_1)")
             if name == part and (s == last or (s + 1) % PROMOTED == 0):

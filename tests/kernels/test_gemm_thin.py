@@ -40,12 +40,15 @@ CASES = [
     (of_float8, ((70, 16), 96), {"kinds": FP8}, 1, "sm_89"),
     (of_8_bits, ((70, 144), 40), {"kinds": (DType.U8, DType.I8, DType.U8)}, 1, "sm_80"),
     (conv, ((1, 20, 9, 11), 150, (1, 1)), {"ep": "bias relu"}, 2, "sm_80"),
+    (of_8_bits, ((40, 128), 8), {"kinds": (DType.U8, DType.I8, DType.F32), "extreme": True}, 1, "sm_80"),
+    (of_8_bits, ((40, 160), 8), {"kinds": (DType.U8, DType.I8, DType.F32), "extreme": True}, 1, "sm_80"),
 ]
 
 
-@pytest.mark.parametrize(("make", "args", "how", "groups", "arch"), usually(CASES, 0, 1, 4, 7))
+@pytest.mark.parametrize(("make", "args", "how", "groups", "arch"), usually(CASES, 0, 1, 4, 7, 10, 11))
 def test_values(make, args, how, groups, arch) -> None:
-    """Half a step of K and whole ones, 2 to 8 columns of a lane, several times as many, rows that fill no turn."""
+    """Half a step of K and whole ones, 2 to 8 columns of a lane, several times as many, rows that fill no turn, the largest sums
+    of integers."""
     program = make("thin", *args, **how)
     check(kernel(program), program, {"groups": groups}, arch=ARCHS[arch])
 
