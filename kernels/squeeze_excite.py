@@ -367,7 +367,8 @@ class SqueezeExcite(Joint):
             parts = round_up(row, TOGETHER_READ) / row if s.across > 1 else 1.0
             moved += own.moving * parts * memory_us([t], arch) / min(1.0, own.reach * images * s.blocks / arch.sms)
         weights = 2 * chain.first.weights.shape[0] * chain.lanes * s.vectors / s.threads * own.weight_us
-        each = own.turn_us + own.thread_us * s.threads + weights + own.pixel_us * s.pixels * chain.lanes
+        kept = own.pixel_us + (own.byte_us if chain.x.dtype.size == 1 else 0.0)
+        each = own.turn_us + own.thread_us * s.threads + weights + kept * s.pixels * chain.lanes
         return measured(arch).launch_us + own.start_us + moved + each * turns
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:

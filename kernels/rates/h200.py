@@ -72,6 +72,7 @@ ATTENTION_MMA = "fitted to 30 times on an H200"
 ATTENTION_SM90 = "fitted to 50 times in halves, and 10 in E4M3, on an H200"
 PAIR_SM90 = "fitted to 20 times of ResNet-50's layers at batch 32, and to whole networks at 32 and 128, on an H200"
 SQUEEZE_EXCITE = "fitted to 318 times of 32 squeezes on an H200; estimates are 16 % off, choices 4 % slower than the best"
+EFFICIENTNET = "30 squeezes of efficientnet_b0 at batch 32, in halves and bytes, in the network on an H200"
 PAIRS_IN_GRAPH = "12 launches of ResNet-50 in int8 at batch 32 and 128, in its graph, on an H200"
 NORM_SPLIT = "fitted to times of 25 to 140 µs on an H200"
 
@@ -409,12 +410,13 @@ H200 = Rates(
         l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-22"),
     ),
     squeeze_excite=SqueezeExcite(
-        start_us=Rate(0.54, "µs", SQUEEZE_EXCITE, "2026-11-26"),
+        start_us=Rate(-1.4, "µs", EFFICIENTNET, "2026-11-27"),
         turn_us=Rate(0.44, "µs", SQUEEZE_EXCITE, "2026-11-26"),
         thread_us=Rate(0.0053, "µs", SQUEEZE_EXCITE, "2026-11-26"),
-        weight_us=Rate(0.012, "µs", "32×1152×7² and 32×480×14² in shares of threads, on an H200", "2026-11-27"),
+        weight_us=Rate(0.03, "µs", EFFICIENTNET, "2026-11-27"),
         pixel_us=Rate(0.0136, "µs", SQUEEZE_EXCITE, "2026-11-26"),
-        moving=Rate(0.86, "of the time", SQUEEZE_EXCITE, "2026-11-26"),
+        byte_us=Rate(0.05, "µs", EFFICIENTNET, "2026-11-27"),
+        moving=Rate(0.80, "of the time", EFFICIENTNET, "2026-11-27"),
         reach=Rate(3.0, "multiprocessors", SQUEEZE_EXCITE, "2026-11-26"),
     ),
     two_pass=TwoPass(

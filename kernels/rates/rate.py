@@ -682,7 +682,7 @@ class SqueezeExcite:
     """What `squeeze_excite.py` asks of a GPU."""
 
     start_us: Rate
-    """Of the first blocks."""
+    """Of the first blocks, beside a launch: less than nothing, as they start while the launch before ends."""
     turn_us: Rate
     """What comes one after the other in a block beside what follows."""
     thread_us: Rate
@@ -691,6 +691,8 @@ class SqueezeExcite:
     """A weight that a thread multiplies."""
     pixel_us: Rate
     """A channel of a pixel that a thread keeps."""
+    byte_us: Rate
+    """More for one that comes as a byte: it is converted for the mean, and again for the result."""
     moving: Rate
     """Of the time that the bytes take: what is read and written comes and goes by way of the L2 cache."""
     reach: Rate
