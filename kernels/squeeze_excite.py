@@ -369,7 +369,7 @@ class SqueezeExcite(Joint):
         weights = 2 * chain.first.weights.shape[0] * chain.lanes * s.vectors / s.threads * own.weight_us
         kept = own.pixel_us + (own.byte_us if chain.x.dtype.size == 1 else 0.0)
         each = own.turn_us + own.thread_us * s.threads + weights + kept * s.pixels * chain.lanes
-        return measured(arch).launch_us + own.start_us + moved + each * turns
+        return measured(arch).launch_us - own.early_us + moved + each * turns
 
     def work(self, ops: Sequence[Op], program: Program, config: Config, arch: Arch) -> Work:
         chain = described(tuple(ops), program)

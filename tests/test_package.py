@@ -189,7 +189,7 @@ def test_what_is_no_plan(given: object) -> None:
 
 
 def test_bytes_of_no_plan() -> None:
-    with pytest.raises(PlanError, match="what was given in memory: is not a plan"):
+    with pytest.raises(PlanError, match="what was given in memory: this is not a plan"):
         tccompile.Session(b"nothing", "cpu")
 
 

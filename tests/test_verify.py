@@ -75,7 +75,8 @@ def test_inputs_held_back_from_calibration_are_in_the_certificate(row, tmp_path,
     last = x.reshape(8, *shape)[-1]
     with Session(plan, "cpu") as session:
         out = session.run(None, {name: last})[0]
-    assert relative_error(out, reference(model, {name: last})[certificate.outputs[0].name]) == pytest.approx(errors[-1], rel=1e-6)
+    own = relative_error(out, reference(model, {name: last})[certificate.outputs[0].name])
+    assert own == pytest.approx(errors[-1], rel=1e-4)  # this reference is made by one thread, so its sums are in another order
     read = from_bytes(to_bytes(made.plan))
     assert read.certificates[0].held == 2 and read.certificates[0].outputs[0].held == expected.held
     text = report.inspect_text({"plan": "p", "bytes": 1, **report.inspect(read)})

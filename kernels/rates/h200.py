@@ -410,7 +410,7 @@ H200 = Rates(
         l2_bytes=Rate(100000.0, "bytes/µs", UNKNOWN, "2026-11-22"),
     ),
     squeeze_excite=SqueezeExcite(
-        start_us=Rate(-1.4, "µs", EFFICIENTNET, "2026-11-27"),
+        early_us=Rate(1.4, "µs", EFFICIENTNET, "2026-11-27"),
         turn_us=Rate(0.44, "µs", SQUEEZE_EXCITE, "2026-11-26"),
         thread_us=Rate(0.0053, "µs", SQUEEZE_EXCITE, "2026-11-26"),
         weight_us=Rate(0.03, "µs", EFFICIENTNET, "2026-11-27"),

@@ -681,8 +681,8 @@ class Mlp:
 class SqueezeExcite:
     """What `squeeze_excite.py` asks of a GPU."""
 
-    start_us: Rate
-    """Of the first blocks, beside a launch: less than nothing, as they start while the launch before ends."""
+    early_us: Rate
+    """Of a launch, what does not count: blocks start while the launch before ends."""
     turn_us: Rate
     """What comes one after the other in a block beside what follows."""
     thread_us: Rate
