@@ -111,7 +111,8 @@ def time_us(
     engines = copying / own.copy_cycles_us, alone * multiplying * busy / clock, alone * sharing / shared_us
     # Of halves, where only some multiprocessors have a block more than others, these are not much slower: they share what brings
     # data. Of clusters, which find room in few places, the last ones begin late
-    load = max(1.0, blocks / sms) if waves == 1 and t.split == 1 and how.size > 1 else together
+    shared = waves == 1 and t.split == 1 and how.size > 1
+    load = (max(own.two, blocks / sms) if blocks > sms else 1.0) if shared else together
     step = max(max(engines) * load, latency / t.stages)
     if t.shared > 1:
         step *= own.shared_rows

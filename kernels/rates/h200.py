@@ -255,6 +255,7 @@ H200 = Rates(
         gathered_cycles=Rate(1.2, "cycles", GATHERED, "2026-11-27"),
         power=Rate(0.4, "of the time", GEMM_SM90, "2026-11-25"),
         alone=Rate(1.1, "of the time", GEMM_SM90, "2026-11-25"),
+        two=Rate(1.35, "times", "28 times of 7 products with 0.5 to 1.8 blocks a multiprocessor, in BERT's layers, on an H200", "2026-11-27"),
         latency_us=Rate(0.8, "µs", GEMM_SM90, "2026-11-25"),
         queue=Rate(3, "copies", GEMM_SM90, "2026-11-25"),
         ahead=Rate(0.42, "of the stages", GEMM_SM90, "2026-11-25"),

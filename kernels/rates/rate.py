@@ -411,6 +411,8 @@ class GemmSm90:
     """More of a product's, for what it reads beyond what it multiplies meanwhile: a lower clock."""
     alone: Rate
     """A warpgroup's alone on a multiprocessor, which waits for what it has begun."""
+    two: Rate
+    """Of a stage's where multiprocessors have a block each, what it takes at least where some have two."""
     latency_us: Rate
     """Of a copy that waits for none."""
     queue: Rate
