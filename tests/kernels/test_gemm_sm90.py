@@ -473,10 +473,10 @@ def test_rows_of_pixels_take_longer_than_those_of_weights():
 
 
 def test_few_blocks_more_than_multiprocessors_are_not_twice_as_slow():
-    """On an H200 144 blocks took 3.7 µs, and 108 larger ones 3.9."""
+    """In BERT on an H200 144 blocks take 4.2 µs, and a layer is 1.4 µs faster where both products have 108 larger ones."""
     program = conv_program((131, 768, 1, 1), (2304, 768, 1, 1))
     few, many = (CONV.cost(program.ops[0], program, {"bm": n, "bn": 64, "split": 1, "swapped": True}, ARCH) for n in (48, 40))
-    assert 0.9 * few < many < 1.1 * few
+    assert few < many < 1.3 * few
 
 
 TILES_OF_14 = {"bm": 64, "bn": 128}, {"bm": 144, "bn": 64}
