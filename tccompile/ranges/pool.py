@@ -56,7 +56,7 @@ MORE = 24
 MANY, TWICE = 32, 2
 """Of how many ops that differ there are so many points; where fewer do, there are more, up to so many times as many."""
 
-TIMES, OVER, ENOUGH = 4.5, 1.35, 32
+TIMES, OVER, ENOUGH = 4.5, 1.5, 32
 """How many codes are taken at most, for each that the sizes in the middle would take; and where that is more than so many codes,
 which take long to compile."""
 
